@@ -1,0 +1,9 @@
+// Everything of the public C++ API.
+#pragma once
+
+#include "fovea/attention.h"
+#include "fovea/device.h"
+#include "fovea/plan.h"
+#include "fovea/status.h"
+#include "fovea/tensor.h"
+#include "fovea/version.h"
