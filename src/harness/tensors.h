@@ -1,0 +1,97 @@
+// The tensors of a case: memory that is aligned, filled from the seed, guarded by canaries.
+//
+//   CaseTensors tensors(c);
+//   OwnedWorkspace workspace(plan.workspace_bytes(Pass::kForward));
+//   Status done = plan.forward(tensors.forward(), workspace.view());
+//   bool clean = tensors.canaries_intact() && tensors.inputs_unchanged();
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "fovea/plan.h"
+#include "harness/case.h"
+
+namespace fovea::harness {
+
+// A 64-byte aligned block between two guard lines whose bytes nobody may touch.
+class GuardedBuffer {
+ public:
+  GuardedBuffer() = default;
+  explicit GuardedBuffer(size_t bytes);
+
+  std::byte* data() const { return block_ ? block_.get() + kGuardBytes : nullptr; }
+  size_t bytes() const { return bytes_; }
+  bool canaries_intact() const;
+
+  static constexpr size_t kGuardBytes = 64;
+  static constexpr std::byte kCanary{0xA5};
+
+ private:
+  struct Free {
+    void operator()(std::byte* p) const { std::free(p); }
+  };
+  std::unique_ptr<std::byte, Free> block_;
+  size_t bytes_ = 0;
+};
+
+// Scratch for one call at a time, filled with NaN bytes: reading it before writing shows.
+class OwnedWorkspace {
+ public:
+  explicit OwnedWorkspace(size_t bytes);
+
+  Workspace view() const { return {buffer_.data(), buffer_.bytes()}; }
+  void poison();
+  bool canaries_intact() const { return buffer_.canaries_intact(); }
+
+ private:
+  GuardedBuffer buffer_;
+};
+
+// Inputs and outputs of both passes. The backward pass reads out and lse where forward wrote them.
+// Views may be edited by a test; the buffers behind them stay.
+class CaseTensors {
+ public:
+  explicit CaseTensors(const Case& c);
+
+  const ForwardTensors& forward() const { return forward_; }
+  const BackwardTensors& backward() const { return backward_; }
+  ForwardTensors& forward() { return forward_; }
+  BackwardTensors& backward() { return backward_; }
+
+  void poison_outputs();          // NaN into out and lse, and into every gradient
+  void poison_gradients();        // into the gradients alone: out and lse feed backward
+  bool canaries_intact() const;   // guards and row padding of every output
+  bool inputs_unchanged() const;  // the bytes of every input, since filling or accept_inputs
+  void accept_inputs();           // takes the inputs as they are now, after a test edited them
+  size_t bytes() const;           // of all tensors together
+
+ private:
+  struct Owned {
+    GuardedBuffer buffer;
+    TensorView view;
+    bool output = false;
+    uint64_t hash = 0;  // of an input's bytes
+  };
+
+  TensorView add(DType dtype, std::vector<int64_t> sizes, std::vector<int64_t> strides,
+                 bool output);
+  TensorView add_rows(DType dtype, int64_t rows, int64_t heads, int64_t dim, bool output);
+  void poison(const TensorView& view);
+
+  Case case_;
+  std::vector<Owned> owned_;
+  ForwardTensors forward_;
+  BackwardTensors backward_;
+};
+
+// Every element of a view, whatever its strides and dtype: for tests and comparisons, not speed.
+double read_element(const TensorView& t, int64_t i0, int64_t i1 = 0, int64_t i2 = 0,
+                    int64_t i3 = 0);
+void write_element(const TensorView& t, double value, int64_t i0, int64_t i1 = 0, int64_t i2 = 0,
+                   int64_t i3 = 0);
+
+}  // namespace fovea::harness
