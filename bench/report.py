@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+"""Fills the tables in the documents from what the program says and what was measured.
+
+A table stands between two markers, `<!-- fovea:NAME -->` and `<!-- /fovea:NAME -->`; NAME is
+  support    `fovea info --support`
+  bench      every bench/results/<machine>/*.json, the newest per machine and suite
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+MARKED = re.compile(r"(<!-- fovea:(\w+) -->\n)(.*?)(<!-- /fovea:\2 -->)", re.DOTALL)
+
+
+def support_table(program):
+    done = subprocess.run([program, "info", "--support"], capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"report: `{program} info --support` exited with {done.returncode}\n{done.stderr}")
+    return done.stdout.strip()
+
+
+def geometric_mean(values):
+    return math.exp(sum(math.log(v) for v in values) / len(values))
+
+
+def ratios(rows):
+    """Time of each peer over fovea's on the same case: {(peer, dtype, pass): [(ratio, row), ...]}."""
+    key = lambda row: (row["suite"], row["case"], row["pass"])
+    ours = {key(row): row for row in rows if row["impl"] in ("fovea-cpu", "fovea-cuda")}
+    groups = {}
+    for row in rows:
+        own = ours.get(key(row))
+        if row["impl"].startswith("fovea-") or own is None or not row["ms"] or not own["ms"]:
+            continue
+        group = (row["impl"], own["dtype"], row["pass"])
+        groups.setdefault(group, []).append((row["ms"] / own["ms"], own))
+    return groups
+
+
+def machine_name(machine):
+    for key in ("cpu", "cpu_model", "model", "gpu"):
+        if isinstance(machine.get(key), str):
+            return machine[key]
+    return "unnamed machine"
+
+
+def result_table(path, result):
+    rows = result["rows"]
+    machine = result["machine"]
+    facts = [machine_name(machine)]
+    if machine.get("threads"):
+        facts.append(f"{machine['threads']} threads")
+    if machine.get("isa"):
+        facts.append(str(machine["isa"]))
+    facts += [str(result["date"])[:10], f"commit `{str(result['commit'])[:12]}`"]
+    lines = [
+        f"{', '.join(facts)} ([data]({path.relative_to(ROOT).as_posix()}))",
+        "",
+        "| peer | dtype | pass | cases | peer time / fovea time, geometric mean | worst case | best TFLOP/s of fovea |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for (peer, dtype, name), pairs in sorted(ratios(rows).items()):
+        values = [value for value, _ in pairs]
+        best = max((own["tflops"] or 0) for _, own in pairs)
+        lines.append(
+            f"| {peer} | {dtype} | {name} | {len(values)} | {geometric_mean(values):.2f} "
+            f"| {min(values):.2f} | {best:.3g} |"
+        )
+    wrong = [row for row in rows if row["impl"].startswith("fovea-") and row["ok"] is False]
+    if wrong:
+        lines += ["", f"{len(wrong)} of fovea's rows failed their accuracy check."]
+    return "\n".join(lines)
+
+
+def bench_tables():
+    newest = {}
+    for path in sorted((ROOT / "bench" / "results").glob("*/*.json")):
+        result = json.loads(path.read_text())
+        suites = tuple(sorted({row["suite"] for row in result["rows"]}))
+        key = (path.parent.name, suites)
+        if key not in newest or newest[key][1]["date"] < result["date"]:
+            newest[key] = (path, result)
+    if not newest:
+        return "No results are recorded yet."
+    return "\n\n".join(result_table(*newest[key]) for key in sorted(newest))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--program", required=True, help="path of the program fovea")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when a table is stale")
+    options = parser.parse_args()
+
+    makers = {"support": lambda: support_table(options.program), "bench": bench_tables}
+    stale = []
+    for document in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        text = document.read_text()
+
+        def fill(match):
+            if match[2] not in makers:
+                sys.exit(f"report: {document.name}: marker is {match[2]}, must be one of {', '.join(makers)}")
+            return f"{match[1]}{makers[match[2]]()}\n{match[4]}"
+
+        fresh = MARKED.sub(fill, text)
+        if fresh == text:
+            continue
+        stale.append(document.relative_to(ROOT).as_posix())
+        if not options.check:
+            document.write_text(fresh)
+    if options.check and stale:
+        sys.exit(f"report: stale tables in {', '.join(stale)}; run `./run report`")
+    print("report: " + (f"refreshed {', '.join(stale)}" if stale else "all tables are current"))
+
+
+if __name__ == "__main__":
+    main()
