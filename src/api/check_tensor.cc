@@ -73,12 +73,11 @@ Status check_overlap(const TensorView& t, const TensorRule& rule) {
     order[place] = dim;
   }
   int64_t reach = 0;  // of the smaller strides together
-  for (int n = 0; n < count; ++n) {
-    const int dim = order[static_cast<size_t>(n)];
-    const auto at = static_cast<size_t>(dim);
+  for (size_t n = 0; n < count; ++n) {
+    const size_t at = order[n];
     if (t.strides[at] <= reach) {
       return refuse(
-          rule.call, stride_name(rule, dim), show(t.strides[at]),
+          rule.call, stride_name(rule, at), show(t.strides[at]),
           must("be above " + show(reach) + ": an output's elements may not share memory"));
     }
     reach += (t.sizes[at] - 1) * t.strides[at];  // fits: check_strides

@@ -1,0 +1,66 @@
+// Discovery of the machine this process runs on.
+#include "plan/device.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "backend/cpu/isa.h"
+#include "base/refusal.h"
+
+namespace fovea {
+namespace {
+
+int usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  int cores = 0;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) cores = CPU_COUNT(&set);
+  // The fixed-size set is too small for machines of more than 1024 cores; the call then fails.
+  if (cores < 1) cores = static_cast<int>(std::thread::hardware_concurrency());
+  return std::clamp(cores, 1, kMaxThreads);
+}
+
+}  // namespace
+
+Result<int> thread_count(int asked, const char* variable, int cores) {
+  if (asked < 0 || asked > kMaxThreads) {
+    return refuse("make_plan", "options.threads", show(int64_t{asked}), must_be_in(0, kMaxThreads));
+  }
+  if (asked > 0) return asked;
+  if (variable == nullptr || *variable == '\0') return cores;
+  int threads = 0;
+  const char* end = variable + std::strlen(variable);
+  const auto [rest, error] = std::from_chars(variable, end, threads);
+  if (error != std::errc() || rest != end || threads < 1 || threads > kMaxThreads) {
+    return refuse("make_plan", "FOVEA_NUM_THREADS", "\"" + std::string(variable) + "\"",
+                  must_be_in(1, kMaxThreads));
+  }
+  return threads;
+}
+
+Result<DeviceInfo> discover(Device device, const PlanOptions& options) {
+  if (device.type != DeviceType::kCpu && device.type != DeviceType::kCuda) {
+    return refuse("make_plan", "device", show(device), must("be cpu or cuda"));
+  }
+  if (device.index < 0) {
+    return refuse("make_plan", "device.index", show(int64_t{device.index}), must_be_at_least(0));
+  }
+  Result<int> threads = thread_count(options.threads, std::getenv("FOVEA_NUM_THREADS"),
+                                     options.threads > 0 ? 0 : usable_cores());
+  if (!threads.ok()) return threads.status();
+  DeviceInfo info;
+  info.device = device;
+  info.threads = *threads;
+  if (device.type == DeviceType::kCpu) {
+    info.device = Device::cpu();  // there is one CPU; an index given to it means nothing
+    info.isa = cpu_isa_name();
+  }
+  return info;
+}
+
+}  // namespace fovea
