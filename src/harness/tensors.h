@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <initializer_list>
 #include <memory>
 #include <vector>
 
@@ -70,17 +71,21 @@ class CaseTensors {
   size_t bytes() const;           // of all tensors together
 
  private:
+  enum class Role { kInput, kOutput, kGradient };
+
   struct Owned {
     GuardedBuffer buffer;
     TensorView view;
-    bool output = false;
+    Role role = Role::kInput;
     uint64_t hash = 0;  // of an input's bytes
   };
 
-  TensorView add(DType dtype, std::vector<int64_t> sizes, std::vector<int64_t> strides,
-                 bool output);
-  TensorView add_rows(DType dtype, int64_t rows, int64_t heads, int64_t dim, bool output);
-  void poison(const TensorView& view);
+  TensorView add(DType dtype, const TensorView& shape, size_t elements, Role role);
+  TensorView add_plain(DType dtype, std::initializer_list<int64_t> sizes, Role role);
+  TensorView add_rows(int64_t rows, int64_t heads, int64_t dim, Role role);
+  void add_features();
+  void add_outputs();
+  void add_gradients();
 
   Case case_;
   std::vector<Owned> owned_;
