@@ -1,0 +1,60 @@
+// The error of one output tensor against the oracle, and the bounds it must keep.
+#include "harness/error_sum.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace fovea::harness {
+namespace {
+
+double ulp_of_one(DType dtype) {
+  switch (dtype) {
+    case DType::kBf16: return 0x1p-7;
+    case DType::kF16: return 0x1p-10;
+    case DType::kF32: return 0x1p-23;
+    default: return 0x1p-52;
+  }
+}
+
+}  // namespace
+
+ErrorSum::ErrorSum(std::string tensor, DType dtype, Floor floor)
+    : tensor_(std::move(tensor)), ulp_(ulp_of_one(dtype)), floor_(floor) {}
+
+void ErrorSum::add(double result, double exact, double plain) {
+  ++count_;
+  if (!std::isfinite(exact)) {
+    // The same infinity, or NaN for NaN: bad input travels where it must.
+    wrong_kind_ |= std::isnan(exact) ? !std::isnan(result) : result != exact;
+    return;
+  }
+  if (!std::isfinite(result)) {
+    wrong_kind_ = true;
+    return;
+  }
+  magnitude_ = std::max(magnitude_, std::abs(exact));
+  const double error = result - exact;
+  max_ = std::max(max_, std::abs(error));
+  squares_ += error * error;
+  signed_ += error;
+  if (!std::isfinite(plain)) return;  // the plain formula overflowed: no excuse for this one
+  ++plain_count_;
+  plain_max_ = std::max(plain_max_, std::abs(plain - exact));
+  plain_squares_ += (plain - exact) * (plain - exact);
+}
+
+Accuracy ErrorSum::result() const {
+  const double floor = floor_.absolute + floor_.relative * std::max(1.0, magnitude_);
+  const auto mean = [](double sum, int64_t n) { return n > 0 ? sum / static_cast<double>(n) : 0; };
+  Accuracy a;
+  a.tensor = tensor_;
+  a.max_err = wrong_kind_ ? std::nan("") : max_;
+  a.bound = 2 * plain_max_ + floor + ulp_ * magnitude_;
+  a.rms = std::sqrt(mean(squares_, count_));
+  a.rms_bound = 1.5 * std::sqrt(mean(plain_squares_, plain_count_)) + floor + ulp_ * magnitude_;
+  a.mean_err = mean(signed_, count_);
+  a.ok = !wrong_kind_ && a.max_err <= a.bound && a.rms <= a.rms_bound;
+  return a;
+}
+
+}  // namespace fovea::harness

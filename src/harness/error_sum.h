@@ -1,0 +1,34 @@
+// The error of one output tensor, and of the plain formula beside it, collected value by value.
+#pragma once
+
+#include "harness/accuracy.h"
+
+namespace fovea::harness {
+
+class ErrorSum {
+ public:
+  // How far a result may be off beyond twice the plain formula's error.
+  struct Floor {
+    double absolute = 0;
+    double relative = 0;  // of the largest magnitude
+  };
+
+  ErrorSum(std::string tensor, DType dtype, Floor floor);
+
+  void add(double result, double exact, double plain);
+  bool empty() const { return count_ == 0; }
+  Accuracy result() const;
+
+ private:
+  std::string tensor_;
+  double ulp_;  // of 1 in the output's dtype
+  Floor floor_;
+  int64_t count_ = 0;
+  int64_t plain_count_ = 0;
+  bool wrong_kind_ = false;  // a NaN or infinity where the oracle has another, or none
+  double max_ = 0, squares_ = 0, signed_ = 0;
+  double plain_max_ = 0, plain_squares_ = 0;
+  double magnitude_ = 0;
+};
+
+}  // namespace fovea::harness
