@@ -1,0 +1,59 @@
+// Rows of a benchmark and the document they are written to.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/machine.h"
+#include "fovea/plan.h"
+#include "harness/case.h"
+
+namespace fovea::cli {
+
+// One implementation, one case, one pass.
+struct Row {
+  std::string suite;
+  std::string case_text;
+  harness::Case one_case;
+  Pass pass = Pass::kForward;
+  std::string impl;
+  std::string kernel;
+  double ms = 0;  // median
+  double ms_p10 = 0;
+  double ms_p90 = 0;
+  double tflops = 0;
+  double gbps = 0;                      // minimal bytes over time
+  std::optional<double> peak_fraction;  // of the measured peak for the dtype
+  std::optional<double> max_err;        // of the output nearest its bound, or furthest past it
+  std::optional<double> err_bound;
+  std::optional<int64_t> mem_bytes;
+  std::optional<bool> ok;  // nothing: not checked
+};
+
+// An implementation, or one case of it, that was asked for and could not be measured.
+struct Skipped {
+  std::string impl;
+  std::string why;
+};
+
+struct Results {
+  Machine machine;
+  int threads = 0;
+  std::string isa;
+  std::string torch_version;  // empty: torch took no part
+  std::string commit;
+  std::string date;
+  std::vector<Row> rows;
+  std::vector<Skipped> skipped;
+};
+
+const char* pass_text(Pass pass);                         // "fwd", "bwd"
+std::string mask_text(const Mask& mask);                  // "causal", "window:128:0 prefix=16"
+std::string heads_text(const AttentionProblem& problem);  // "16/4"
+
+nlohmann::ordered_json to_json(const Results& results);
+
+}  // namespace fovea::cli
