@@ -43,22 +43,13 @@ def ratios(rows):
     return groups
 
 
-def machine_name(machine):
-    for key in ("cpu", "cpu_model", "model", "gpu"):
-        if isinstance(machine.get(key), str):
-            return machine[key]
-    return "unnamed machine"
-
-
 def result_table(path, result):
     rows = result["rows"]
     machine = result["machine"]
-    facts = [machine_name(machine)]
-    if machine.get("threads"):
-        facts.append(f"{machine['threads']} threads")
-    if machine.get("isa"):
-        facts.append(str(machine["isa"]))
-    facts += [str(result["date"])[:10], f"commit `{str(result['commit'])[:12]}`"]
+    facts = [machine["cpu"], f"{machine['threads']} threads"]
+    facts += [machine["isa"]] if machine.get("isa") else []
+    facts += [f"torch {machine['torch']}"] if machine.get("torch") else []
+    facts += [result["date"][:10], f"commit `{result['commit'][:12]}`"]
     lines = [
         f"{', '.join(facts)} ([data]({path.relative_to(ROOT).as_posix()}))",
         "",
