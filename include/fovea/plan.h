@@ -3,8 +3,9 @@
 //
 //   auto plan = fovea::make_plan(problem, fovea::Device::cpu());
 //   if (!plan.ok()) return plan.status();
-//   std::vector<std::byte> memory(plan->workspace_bytes(fovea::Pass::kForward));
-//   fovea::Status done = plan->forward(tensors, {memory.data(), memory.size()});
+//   const size_t bytes = plan->workspace_bytes(fovea::Pass::kForward);
+//   void* memory = ::operator new(bytes, std::align_val_t{fovea::kWorkspaceAlignment});
+//   fovea::Status done = plan->forward(tensors, {memory, bytes});
 #pragma once
 
 #include <cstddef>
