@@ -6,8 +6,8 @@
  *   fovea_plan* plan = NULL;
  *   if (fovea_plan_create(&problem, NULL, &plan) != FOVEA_OK) return puts(fovea_last_error());
  *   fovea_forward_tensors t = FOVEA_FORWARD_TENSORS_INIT;
- *   t.inputs.q = fovea_tensor_contiguous(q, FOVEA_F32, 4, (int64_t[]){1, 128, 8, 64});  // k, v,
- * out fovea_status done = fovea_forward(plan, &t, workspace, workspace_bytes, NULL);
+ *   t.inputs.q = fovea_tensor_contiguous(q, FOVEA_F32, 4, (int64_t[]){1, 128, 8, 64});  // k ...
+ *   fovea_status done = fovea_forward(plan, &t, workspace, workspace_bytes, NULL);
  *   fovea_plan_destroy(plan);
  *
  * Shapes, features and rules are those of fovea/attention.h and fovea/plan.h. A tensor struct of
@@ -31,8 +31,8 @@ typedef enum fovea_status {
   FOVEA_INTERNAL = 4
 } fovea_status;
 
-/* Why the last call on this thread that did not return FOVEA_OK was refused; "" when none was.
- * Valid until the next call on this thread. */
+/* Why this thread's last call that gives a status was refused; "" when it gave FOVEA_OK. Valid
+ * until the next such call on this thread. */
 const char* fovea_last_error(void);
 
 const char* fovea_version(void); /* "0.1.0" */
