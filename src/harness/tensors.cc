@@ -85,7 +85,8 @@ OwnedWorkspace::OwnedWorkspace(size_t bytes) : buffer_(bytes) { poison(); }
 
 void OwnedWorkspace::poison() { std::memset(buffer_.data(), kPoisonByte, buffer_.bytes()); }
 
-CaseTensors::CaseTensors(const Case& c) : case_(c) {
+CaseTensors::CaseTensors(const Case& c)
+    : case_(c), wide_(c.problem.dtype == DType::kF64 ? DType::kF64 : DType::kF32) {
   const AttentionProblem& p = c.problem;
   const bool packed = p.layout == Layout::kPacked;
   const int64_t rows_q = packed ? p.total_q : p.q_len;
@@ -155,13 +156,12 @@ void CaseTensors::add_features() {
     fill_input(in.mask, InputName::kMask, case_);
   }
   if (has(p.features, Feature::kAlibi)) {
-    in.alibi_slopes = case_.alibi_per_batch
-                          ? add_plain(DType::kF32, {p.batch, p.head_q}, Role::kInput)
-                          : add_plain(DType::kF32, {p.head_q}, Role::kInput);
+    in.alibi_slopes = case_.alibi_per_batch ? add_plain(wide_, {p.batch, p.head_q}, Role::kInput)
+                                            : add_plain(wide_, {p.head_q}, Role::kInput);
     fill_input(in.alibi_slopes, InputName::kAlibi, case_);
   }
   if (has(p.features, Feature::kSink)) {
-    in.sink = add_plain(DType::kF32, {p.head_q}, Role::kInput);
+    in.sink = add_plain(wide_, {p.head_q}, Role::kInput);
     fill_input(in.sink, InputName::kSink, case_);
   }
   const CaseLengths lengths = lengths_of(case_);
@@ -189,8 +189,8 @@ void CaseTensors::add_outputs() {
   const AttentionProblem& p = case_.problem;
   const bool packed = p.layout == Layout::kPacked;
   forward_.out = add_rows(packed ? p.total_q : p.q_len, p.head_q, p.dim_v, Role::kOutput);
-  forward_.lse = packed ? add_plain(DType::kF32, {p.head_q, p.total_q}, Role::kOutput)
-                        : add_plain(DType::kF32, {p.batch, p.head_q, p.q_len}, Role::kOutput);
+  forward_.lse = packed ? add_plain(wide_, {p.head_q, p.total_q}, Role::kOutput)
+                        : add_plain(wide_, {p.batch, p.head_q, p.q_len}, Role::kOutput);
   backward_.out = forward_.out;
   backward_.lse = forward_.lse;
 }
@@ -203,8 +203,8 @@ void CaseTensors::add_gradients() {
   backward_.dout = add_rows(rows_q, p.head_q, p.dim_v, Role::kInput);
   fill_input(backward_.dout, InputName::kDout, case_);
   if (case_.want_dlse) {
-    backward_.dlse = packed ? add_plain(DType::kF32, {p.head_q, p.total_q}, Role::kInput)
-                            : add_plain(DType::kF32, {p.batch, p.head_q, p.q_len}, Role::kInput);
+    backward_.dlse = packed ? add_plain(wide_, {p.head_q, p.total_q}, Role::kInput)
+                            : add_plain(wide_, {p.batch, p.head_q, p.q_len}, Role::kInput);
     fill_input(backward_.dlse, InputName::kDlse, case_);
   }
   backward_.dq = add_rows(rows_q, p.head_q, p.dim_qk, Role::kGradient);
@@ -215,7 +215,7 @@ void CaseTensors::add_gradients() {
     backward_.dbias = add(bias.dtype, bias, static_cast<size_t>(bias.elements()), Role::kGradient);
   }
   if (forward_.sink.given()) {
-    backward_.dsink = add_plain(DType::kF32, {p.head_q}, Role::kGradient);
+    backward_.dsink = add_plain(wide_, {p.head_q}, Role::kGradient);
   }
 }
 

@@ -88,6 +88,7 @@ class CaseTensors {
   void add_gradients();
 
   Case case_;
+  DType wide_;  // of lse, slopes and sink: f32, or f64 for an f64 problem
   std::vector<Owned> owned_;
   ForwardTensors forward_;
   BackwardTensors backward_;

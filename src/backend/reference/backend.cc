@@ -210,6 +210,14 @@ class ReferenceBackend : public Backend {
       reasons.push_back(std::string("dtype is ") + dtype_name(problem.dtype) +
                         ", takes f64, f32, f16, bf16");
     }
+    // The arithmetic of workspace_bytes, in a type that cannot overflow.
+    const double rows = static_cast<double>(problem.kv_len) + 1;
+    const double width =
+        static_cast<double>(problem.dim_qk) + static_cast<double>(problem.dim_v) + kBiasRows;
+    if (4 * rows * width * sizeof(double) * std::max(1, device.threads) > 0x1p60) {
+      reasons.push_back("kv_len is " + std::to_string(problem.kv_len) +
+                        ", takes what fits in 2^60 bytes of workspace");
+    }
     return reasons;
   }
 
