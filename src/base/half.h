@@ -15,10 +15,10 @@ struct F16 {
   uint16_t bits = 0;
 };
 
-inline float to_float(float x) { return x; }
-inline float to_float(Bf16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
+[[gnu::always_inline]] inline float to_float(float x) { return x; }
+[[gnu::always_inline]] inline float to_float(Bf16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
 
-inline Bf16 to_bf16(float x) {
+[[gnu::always_inline]] inline Bf16 to_bf16(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
   if ((bits & 0x7fffffffu) > 0x7f800000u) {  // NaN: keep it one, whatever the low bits were
     return {static_cast<uint16_t>((bits >> 16) | 0x40u)};
@@ -27,7 +27,7 @@ inline Bf16 to_bf16(float x) {
   return {static_cast<uint16_t>((bits + round) >> 16)};
 }
 
-inline float to_float(F16 x) {
+[[gnu::always_inline]] inline float to_float(F16 x) {
   const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16;
   const uint32_t magnitude = x.bits & 0x7fffu;
   if (magnitude >= 0x7c00u) {  // inf, NaN
@@ -40,7 +40,7 @@ inline float to_float(F16 x) {
   return std::bit_cast<float>(sign | ((magnitude << 13) + (112u << 23)));
 }
 
-inline F16 to_f16(float x) {
+[[gnu::always_inline]] inline F16 to_f16(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
   const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
   const uint32_t magnitude = bits & 0x7fffffffu;

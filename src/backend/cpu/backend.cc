@@ -1,17 +1,344 @@
+// The CPU engine: which problems it takes, how a call is cut into tasks, and the two passes.
 #include "backend/backend.h"
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "backend/cpu/call.h"
+#include "backend/cpu/isa.h"
+#include "backend/cpu/isa_table.h"
+#include "prim/cpu/thread_pool.h"
+
 namespace fovea {
+namespace cpu {
 namespace {
+
+constexpr int64_t kAlign = kWorkspaceAlignment;
+constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// How the forward pass is cut: each KV head's rows into chunks, and its keys into parts when the
+// chunks alone would leave threads idle.
+struct ForwardCut {
+  int64_t rows = 0;    // of a chunk
+  int64_t chunks = 0;  // of a KV head
+  int64_t parts = 1;
+  int64_t keys = 0;  // of a part
+};
+
+ForwardCut cut_forward(const AttentionProblem& p, const KernelSizes& sizes, int threads) {
+  const int64_t heads = p.batch * p.head_kv, rows = p.head_q / p.head_kv * p.q_len;
+  ForwardCut cut;
+  cut.rows = std::max<int64_t>(1, std::min<int64_t>(sizes.rows_per_task, rows));
+  const int64_t wanted = threads > 1 ? int64_t{4} * threads : 1;
+  while (cut.rows > sizes.tile_q && heads * ceil_div(rows, cut.rows) < wanted) {
+    cut.rows = round_up(cut.rows / 2, sizes.tile_q);
+  }
+  cut.chunks = ceil_div(rows, cut.rows);
+  const int64_t tasks = std::max<int64_t>(1, heads * cut.chunks);
+  const int64_t blocks = ceil_div(p.kv_len, sizes.tile_kv);
+  if (tasks < int64_t{2} * threads && threads > 1 && blocks > 1) {
+    cut.parts = std::min({ceil_div(wanted, tasks), blocks, int64_t{kMaxPartials}});
+  }
+  cut.keys = round_up(ceil_div(p.kv_len, cut.parts), sizes.tile_kv);
+  return cut;
+}
+
+// How the backward pass is cut: each KV head's keys into parts, each with its own sum of dq.
+struct BackwardCut {
+  int64_t parts = 1;
+  int64_t keys = 0;
+};
+
+BackwardCut cut_backward(const AttentionProblem& p, const KernelSizes& sizes, int threads) {
+  BackwardCut cut;
+  const int64_t heads = std::max<int64_t>(1, p.batch * p.head_kv);
+  const int64_t blocks = std::max<int64_t>(1, ceil_div(p.kv_len, sizes.backward_tile_kv));
+  if (threads > 1 && heads < int64_t{3} * threads) {
+    cut.parts = std::min(ceil_div(int64_t{4} * threads, heads), blocks);
+  }
+  cut.keys = round_up(ceil_div(p.kv_len, cut.parts), sizes.backward_tile_kv);
+  cut.parts = std::max<int64_t>(1, ceil_div(p.kv_len, std::max<int64_t>(cut.keys, 1)));
+  return cut;
+}
+
+// Sequences of every batch member, resolved once a call without allocating: in the workspace.
+Sequence* write_sequences(const AttentionProblem& p, const AttentionInputs& t, void* at) {
+  auto* const sequences = static_cast<Sequence*>(at);
+  for (int64_t b = 0; b < p.batch; ++b) sequences[b] = sequence_at(p, t, b);
+  return sequences;
+}
+
+class CpuKernel : public BoundKernel {
+ public:
+  CpuKernel(const AttentionProblem& problem, const DeviceInfo& device, const Kernels& kernels)
+      : p_(problem),
+        isa_(device.isa),
+        threads_(device.threads),
+        k_(kernels),
+        forward_(cut_forward(problem, kernels.sizes, device.threads)),
+        backward_(cut_backward(problem, kernels.sizes, device.threads)) {
+    const Arguments a = arguments_of(p_);
+    forward_scratch_ = aligned(k_.forward_scratch(a, forward_.rows));
+    backward_scratch_ =
+        std::max(aligned(k_.backward_scratch(a, p_.q_len, backward_.keys)),
+                 has(p_.features, Feature::kBias) ? aligned(k_.bias_gradient_scratch(a)) : 0);
+  }
+
+  std::string name() const override { return "cpu/" + isa_ + "/" + dtype_name(p_.dtype); }
+
+  std::string describe() const override {
+    const KernelSizes& s = k_.sizes;
+    const auto text = [](int64_t n) { return std::to_string(n); };
+    std::string out = text(threads_) + " threads, products in " + k_.matrix + "; forward: ";
+    if (p_.head_q / p_.head_kv * p_.q_len <= s.stream_rows) {
+      out += "keys streamed unpacked";
+    } else {
+      out += "tiles " + text(s.tile_q) + " x " + text(s.tile_kv) + ", " + text(forward_.chunks) +
+             " chunks of " + text(forward_.rows) + " rows a KV head";
+    }
+    out += ", keys in " + text(forward_.parts) + (forward_.parts == 1 ? " part" : " parts");
+    out += "; backward: tiles " + text(s.backward_tile_q) + " x " + text(s.backward_tile_kv) +
+           ", keys in " + text(backward_.parts) + (backward_.parts == 1 ? " part" : " parts");
+    return out;
+  }
+
+  size_t workspace_bytes(Pass pass) const override {
+    int64_t bytes = sequence_bytes();
+    if (pass == Pass::kForward) {
+      bytes += threads_ * forward_scratch_;
+      if (forward_.parts > 1) bytes += heads() * forward_.chunks * forward_.parts * partial_bytes();
+    } else {
+      bytes += threads_ * backward_scratch_ + delta_bytes();
+      if (backward_.parts > 1) bytes += heads() * backward_.parts * dq_partial_bytes();
+    }
+    return static_cast<size_t>(bytes);
+  }
+
+  Status forward(const ForwardTensors& t, Workspace workspace, Stream) const override {
+    const Arguments a = arguments_of(p_, t);
+    auto* at = static_cast<std::byte*>(workspace.data);
+    const Sequence* sequences = write_sequences(p_, t, at);
+    at += sequence_bytes();
+    std::byte* const scratch = at;
+    at += threads_ * forward_scratch_;
+    std::byte* const partials = at;
+
+    const ForwardCut& cut = forward_;
+    const auto task_at = [&](int64_t item, int64_t part) {
+      ForwardTask task;
+      // The last rows first: under a causal mask they are the longest.
+      const int64_t chunk = cut.chunks - 1 - item % cut.chunks;
+      const int64_t head = item / cut.chunks;
+      task.head = {sequences[head / p_.head_kv], head / p_.head_kv, head % p_.head_kv};
+      const Sequence& s = task.head.sequence;
+      task.row_begin = chunk * cut.rows;
+      task.row_end = std::min(task.row_begin + cut.rows, a.group * s.q_len);
+      task.key_begin = std::min(part * cut.keys, s.kv_len);
+      task.key_end = std::min(task.key_begin + cut.keys, s.kv_len);
+      return task;
+    };
+    const auto partial_at = [&](int64_t item, int64_t part) {
+      return reinterpret_cast<float*>(partials + (item * cut.parts + part) * partial_bytes());
+    };
+    const int64_t items = heads() * cut.chunks;
+    parallel_for(items * cut.parts, threads_, [&](int64_t index, int worker) {
+      const int64_t item = index / cut.parts, part = index % cut.parts;
+      ForwardTask task = task_at(item, part);
+      if (task.row_begin >= task.row_end) return;
+      if (cut.parts > 1) task.partial = partial_at(item, part);
+      k_.forward(a, task, scratch + worker * forward_scratch_);
+    });
+    if (cut.parts > 1) {
+      parallel_for(items, threads_, [&](int64_t item, int) {
+        const ForwardTask task = task_at(item, 0);
+        if (task.row_begin >= task.row_end) return;
+        k_.join_partials(a, task, partial_at(item, 0), partial_bytes() / int64_t{sizeof(float)},
+                         static_cast<int>(cut.parts));
+      });
+    }
+    return {};
+  }
+
+  Status backward(const BackwardTensors& t, Workspace workspace, Stream) const override {
+    Arguments a = arguments_of(p_, t);
+    auto* at = static_cast<std::byte*>(workspace.data);
+    const Sequence* sequences = write_sequences(p_, t, at);
+    at += sequence_bytes();
+    const bool packed = p_.layout == Layout::kPacked;
+    const int64_t rows = packed ? p_.total_q : p_.q_len;
+    a.delta = {reinterpret_cast<float*>(at), packed ? 0 : p_.head_q * rows, rows, 1};
+    at += delta_bytes();
+    std::byte* const scratch = at;
+    at += threads_ * backward_scratch_;
+    std::byte* const partials = at;
+    const auto head_at = [&](int64_t head) {
+      return Head{sequences[head / p_.head_kv], head / p_.head_kv, head % p_.head_kv};
+    };
+
+    const RowScalars dlse = row_scalars(t.dlse);
+    parallel_for(p_.batch * p_.head_q, threads_, [&](int64_t item, int) {
+      const Head head{sequences[item / p_.head_q], item / p_.head_q, item % p_.head_q / a.group};
+      k_.delta(a, dlse, head, item % p_.head_q, 0, head.sequence.q_len);
+    });
+
+    const BackwardCut& cut = backward_;
+    const auto partial_at = [&](int64_t head, int64_t part) {
+      return reinterpret_cast<float*>(partials + (head * cut.parts + part) * dq_partial_bytes());
+    };
+    parallel_for(heads() * cut.parts, threads_, [&](int64_t index, int worker) {
+      BackwardTask task;
+      task.head = head_at(index / cut.parts);
+      const int64_t part = index % cut.parts, kv_len = task.head.sequence.kv_len;
+      task.key_begin = std::min(part * cut.keys, kv_len);
+      task.key_end = std::min(task.key_begin + cut.keys, kv_len);
+      if (cut.parts > 1) task.dq_partial = partial_at(index / cut.parts, part);
+      k_.backward(a, task, scratch + worker * backward_scratch_);
+    });
+    if (cut.parts > 1) {
+      parallel_for(p_.batch * p_.head_q, threads_, [&](int64_t item, int) {
+        const int64_t head_q = item % p_.head_q;
+        const int64_t head = item / p_.head_q * p_.head_kv + head_q / a.group;
+        const Head at_head = head_at(head);
+        k_.join_dq(a, at_head, head_q, 0, at_head.sequence.q_len, partial_at(head, 0),
+                   dq_partial_bytes() / int64_t{sizeof(float)}, static_cast<int>(cut.parts));
+      });
+    }
+    zero_padding_keys(t, sequences);
+    if (t.dbias.given()) bias_gradient(a, t, sequences, scratch);
+    if (t.dsink.given()) sink_gradient(a, t, sequences);
+    return {};
+  }
+
+ private:
+  static int64_t aligned(size_t bytes) { return round_up(static_cast<int64_t>(bytes), kAlign); }
+  int64_t heads() const { return p_.batch * p_.head_kv; }
+  int64_t sequence_bytes() const {
+    return round_up(p_.batch * static_cast<int64_t>(sizeof(Sequence)), kAlign);
+  }
+  int64_t delta_bytes() const {
+    const int64_t rows = p_.layout == Layout::kPacked ? p_.total_q : p_.batch * p_.q_len;
+    return round_up(rows * p_.head_q * static_cast<int64_t>(sizeof(float)), kAlign);
+  }
+  int64_t partial_bytes() const {
+    return round_up(k_.partial_floats(arguments_of(p_), forward_.rows) * int64_t{sizeof(float)},
+                    kAlign);
+  }
+  int64_t dq_partial_bytes() const {
+    return round_up(p_.head_q / p_.head_kv * p_.q_len * p_.dim_qk * int64_t{sizeof(float)}, kAlign);
+  }
+
+  // Keys past a key length have no gradient, but their rows exist.
+  void zero_padding_keys(const BackwardTensors& t, const Sequence* sequences) const {
+    if (!has(p_.features, Feature::kKeyLengths)) return;
+    const int64_t size = dtype_bytes(p_.dtype);
+    for (int64_t b = 0; b < p_.batch; ++b) {
+      for (int64_t j = sequences[b].kv_len; j < p_.kv_len; ++j) {
+        for (int64_t h = 0; h < p_.head_kv; ++h) {
+          for (const TensorView* grad : {&t.dk, &t.dv}) {
+            auto* row = static_cast<std::byte*>(grad->data) +
+                        (b * grad->strides[0] + j * grad->strides[1] + h * grad->strides[2]) * size;
+            std::fill_n(row, grad->sizes[3] * size, std::byte{0});
+          }
+        }
+      }
+    }
+  }
+
+  void bias_gradient(const Arguments& a, const BackwardTensors& t, const Sequence* sequences,
+                     std::byte* scratch) const {
+    const TensorView& dbias = t.dbias;
+    const int64_t tile_q = dbias.sizes[2] == 1 ? p_.q_len : k_.sizes.backward_tile_q;
+    const int64_t tiles_q = dbias.sizes[2] == 1 ? 1 : ceil_div(p_.q_len, tile_q);
+    const int64_t tile_kv = k_.sizes.backward_tile_kv, tiles_kv = ceil_div(p_.kv_len, tile_kv);
+    const int64_t tiles = dbias.sizes[0] * dbias.sizes[1] * tiles_q * tiles_kv;
+    parallel_for(tiles, threads_, [&](int64_t index, int worker) {
+      BiasGradientTask task;
+      task.dbias = dbias.data;
+      task.strides = broadcast_strides(dbias);
+      task.type = dbias.dtype == DType::kF32 ? BiasType::kF32 : BiasType::kLikeProblem;
+      task.sequences = sequences;
+      task.key_begin = index % tiles_kv * tile_kv;
+      task.key_end = std::min(task.key_begin + tile_kv, p_.kv_len);
+      index /= tiles_kv;
+      task.q_begin = index % tiles_q * tile_q;
+      task.q_end = std::min(task.q_begin + tile_q, p_.q_len);
+      index /= tiles_q;
+      task.head = index % dbias.sizes[1];
+      task.head_count = p_.head_q / dbias.sizes[1];
+      task.b = index / dbias.sizes[1];
+      task.b_count = p_.batch / dbias.sizes[0];
+      k_.bias_gradient(a, task, scratch + worker * backward_scratch_);
+    });
+  }
+
+  void sink_gradient(const Arguments& a, const BackwardTensors& t,
+                     const Sequence* sequences) const {
+    parallel_for(p_.head_q, threads_, [&](int64_t h, int) {
+      double total = 0;
+      const double sink = a.sink[h * a.sink_head];
+      for (int64_t b = 0; b < p_.batch; ++b) {
+        const Sequence& s = sequences[b];
+        for (int64_t i = 0; i < s.q_len; ++i) {
+          const double lse = a.lse.at(s.batch_at, h, s.q_row + i);
+          if (lse == -std::numeric_limits<double>::infinity()) continue;  // and so is the sink
+          total -= std::exp(sink - lse) * a.delta.at(s.batch_at, h, s.q_row + i);
+        }
+      }
+      static_cast<float*>(t.dsink.data)[h * t.dsink.strides[0]] = static_cast<float>(total);
+    });
+  }
+
+  const AttentionProblem p_;
+  const std::string isa_;
+  const int threads_;
+  const Kernels& k_;
+  const ForwardCut forward_;
+  const BackwardCut backward_;
+  int64_t forward_scratch_ = 0, backward_scratch_ = 0;  // bytes per worker
+};
+
+}  // namespace
+}  // namespace cpu
+
+namespace {
+
 class CpuBackend : public Backend {
  public:
   const char* name() const override { return "cpu"; }
-  std::vector<std::string> refusals(const AttentionProblem&, const DeviceInfo&) const override {
-    return {"not built yet"};
+
+  std::vector<std::string> refusals(const AttentionProblem& p,
+                                    const DeviceInfo& device) const override {
+    std::vector<std::string> reasons;
+    const auto& have = cpu_isas();
+    if (std::find(have.begin(), have.end(), device.isa) == have.end()) {
+      std::string names;
+      for (const std::string& isa : have) names += (names.empty() ? "" : ", ") + isa;
+      reasons.push_back("FOVEA_ISA is " + device.isa + ", this machine has " + names);
+    }
+    if (p.dtype != DType::kF32 && p.dtype != DType::kF16 && p.dtype != DType::kBf16) {
+      reasons.push_back(std::string("dtype is ") + dtype_name(p.dtype) + ", takes f32, f16, bf16");
+    }
+    for (const auto& [dim, value] : {std::pair{"dim_qk", p.dim_qk}, std::pair{"dim_v", p.dim_v}}) {
+      if (value > kMaxDim) {
+        reasons.push_back(std::string(dim) + " is " + std::to_string(value) + ", takes 1.." +
+                          std::to_string(kMaxDim));
+      }
+    }
+    return reasons;
   }
-  std::unique_ptr<BoundKernel> bind(const AttentionProblem&, const DeviceInfo&) const override {
-    return nullptr;
+
+  std::unique_ptr<BoundKernel> bind(const AttentionProblem& p,
+                                    const DeviceInfo& device) const override {
+    return std::make_unique<cpu::CpuKernel>(p, device, *cpu::kernels_for(device.isa, p.dtype));
   }
+
+ private:
+  static constexpr int64_t kMaxDim = 8192;  // blocks of keys are whole rows in scratch
 };
+
 }  // namespace
 
 const Backend& cpu_backend() {

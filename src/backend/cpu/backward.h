@@ -1,0 +1,282 @@
+// The backward task: for each query head of a KV head, blocks of keys outside, tiles of queries
+// inside. dk and dv of a block gather transposed ([dim][key]: the weights are then right operands,
+// which need no transpose); dq of the head gathers in scratch.
+#pragma once
+
+#include "backend/cpu/gradient_tile.h"
+
+namespace fovea::FOVEA_ISA {
+
+using cpu::BackwardTask;
+
+template <typename T, typename M>
+class Backward {
+ public:
+  using Elem = typename M::Elem;
+  using Tile = GradientTile<T, M>;
+
+  static size_t scratch_bytes(const Arguments& a, int64_t q_len, int64_t keys) {
+    ScratchCounter counter;
+    Buffers buffers(a, q_len, keys, counter);
+    return counter.bytes();
+  }
+
+  static void run(const Arguments& a, const BackwardTask& task, std::byte* scratch) {
+    ScratchCarver carver(scratch);
+    Backward self(a, task, carver);
+    M::begin();
+    for (int64_t h = 0; h < a.group; ++h) self.query_head(h);
+    M::end();
+  }
+
+  static void delta(const Arguments& a, const cpu::RowScalars& dlse, const Head& head,
+                    int64_t head_q, int64_t begin, int64_t end) {
+    const Sequence& s = head.sequence;
+    for (int64_t i = begin; i < end; ++i) {
+      const T* o = row_pointer<T>(a.out, head, head_q, i, s.q_row);
+      const T* g = row_pointer<T>(a.dout, head, head_q, i, s.q_row);
+      Vec total = zero();
+      for (int d = 0; d < a.dim_v; d += kLanes) {
+        total = fma(load_up_to(o + d, a.dim_v - d), load_up_to(g + d, a.dim_v - d), total);
+      }
+      const float incoming = dlse.data == nullptr ? 0 : dlse.at(s.batch_at, head_q, s.q_row + i);
+      a.delta.at(s.batch_at, head_q, s.q_row + i) = sum(total) - incoming;
+    }
+  }
+
+  static void join_dq(const Arguments& a, const Head& head, int64_t head_q, int64_t begin,
+                      int64_t end, const float* partials, int64_t stride, int count) {
+    const int64_t h = head_q - head.kv * a.group;
+    for (int64_t i = begin; i < end; ++i) {
+      T* const dq = row_pointer<T>(a.dq, head, head_q, i, head.sequence.q_row);
+      const float* row = partials + (h * head.sequence.q_len + i) * a.dim_qk;
+      for (int d = 0; d < a.dim_qk; d += kLanes) {
+        Vec total = zero();
+        for (int p = 0; p < count; ++p)
+          total = total + load_up_to(row + p * stride + d, a.dim_qk - d);
+        store_up_to(dq + d, total * broadcast(a.scale), a.dim_qk - d);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kTileQ = Tile::kTileQ;
+  static constexpr int kTileKv = Tile::kTileKv;
+  static constexpr int kGradStride = kTileKv + 16;
+
+  struct Buffers {
+    Elem *q_t, *dout_t;  // left operands of each tile, transposed
+    Elem *q, *dout;      // left operands of each tile
+    float *lse, *delta;  // [q_len], lse in log2 units
+    bool* nonfinite;     // per tile: whether dout holds NaN or Inf
+    float* dq;           // [q_len][dq_cols]
+    float *dk_t, *dv_t;  // per block of keys: [dim][kGradStride]
+    T* clean;
+
+    template <typename Scratch>
+    Buffers(const Arguments& a, int64_t q_len, int64_t keys, Scratch& from) {
+      const Sizes n(a);
+      const int64_t tiles = (q_len + kTileQ - 1) / kTileQ;
+      const int64_t blocks = a.group > 1 ? (keys + kTileKv - 1) / kTileKv : 1;
+      q = from.template take<Elem>(tiles * kTileQ * n.qk_depth);
+      dout = from.template take<Elem>(tiles * kTileQ * n.v_depth);
+      q_t = q;
+      dout_t = dout;
+      if constexpr (!M::kTransposedLeftIsAView) {
+        q_t = from.template take<Elem>(tiles * kTileQ * n.qk_rows);
+        dout_t = from.template take<Elem>(tiles * kTileQ * n.v_rows);
+      }
+      lse = from.template take<float>(tiles * kTileQ);
+      delta = from.template take<float>(tiles * kTileQ);
+      nonfinite = from.template take<bool>(tiles);
+      dq = from.template take<float>(tiles * kTileQ * n.qk_cols);
+      dk_t = from.template take<float>(blocks * n.qk_rows * kGradStride);
+      dv_t = from.template take<float>(blocks * n.v_rows * kGradStride);
+      clean = from.template take<T>(Tile::clean_elements(a));
+      tile_scratch = Tile::template reserve<Scratch>(a, from);
+    }
+    std::byte* tile_scratch;
+  };
+
+  // dim_qk and dim_v, padded for each role they play in a product.
+  struct Sizes {
+    int qk_depth, v_depth, qk_rows, v_rows, qk_cols;
+    explicit Sizes(const Arguments& a)
+        : qk_depth(round_up(a.dim_qk, M::kDepthAlign)),
+          v_depth(round_up(a.dim_v, M::kDepthAlign)),
+          qk_rows(round_up(a.dim_qk, 32)),
+          v_rows(round_up(a.dim_v, 32)),
+          qk_cols(round_up(a.dim_qk, M::kColumnAlign)) {}
+  };
+
+  Backward(const Arguments& a, const BackwardTask& task, ScratchCarver& carver)
+      : a_(a),
+        task_(task),
+        head_(task.head),
+        q_len_(task.head.sequence.q_len),
+        n_(a),
+        s_(a, q_len_, task.key_end - task.key_begin, carver),
+        tile_(a, head_, s_.tile_scratch) {}
+
+  void query_head(int64_t h) {
+    const int64_t head_q = head_.kv * a_.group + h;
+    for (int64_t i = 0; i < q_len_; i += kTileQ) pack_queries(head_q, i);
+    for (int64_t x = 0; x < q_len_ * n_.qk_cols; x += kLanes) store(s_.dq + x, zero());
+    for (int64_t j = task_.key_begin; j < task_.key_end; j += kTileKv) {
+      const int keys = static_cast<int>(smaller(kTileKv, task_.key_end - j));
+      const int64_t block = a_.group > 1 ? (j - task_.key_begin) / kTileKv : 0;
+      float* const dk_t = s_.dk_t + block * n_.qk_rows * kGradStride;
+      float* const dv_t = s_.dv_t + block * n_.v_rows * kGradStride;
+      if (h == 0) {
+        for (int x = 0; x < n_.qk_rows * kGradStride; x += kLanes) store(dk_t + x, zero());
+        for (int x = 0; x < n_.v_rows * kGradStride; x += kLanes) store(dv_t + x, zero());
+      }
+      key_block(h, j, keys, dk_t, dv_t);
+      if (h + 1 == a_.group) {
+        write_transposed(a_.dk, j, keys, a_.dim_qk, dk_t, a_.scale);
+        write_transposed(a_.dv, j, keys, a_.dim_v, dv_t, 1.0f);
+      }
+    }
+    write_dq(h, head_q);
+  }
+
+  void pack_queries(int64_t head_q, int64_t i) {
+    const int rows = static_cast<int>(smaller(kTileQ, q_len_ - i));
+    const int64_t t = i / kTileQ;
+    pack_side(a_.q, head_q, i, rows, a_.dim_qk, n_.qk_depth, s_.q + i * n_.qk_depth,
+              s_.q_t + i * n_.qk_rows);
+    s_.nonfinite[t] = pack_side(a_.dout, head_q, i, rows, a_.dim_v, n_.v_depth,
+                                s_.dout + i * n_.v_depth, s_.dout_t + i * n_.v_rows);
+    const Sequence& s = head_.sequence;
+    for (int r = 0; r < kTileQ; ++r) {
+      float lse = __builtin_inff(), delta = 0;  // an empty row's weights are 2^(x - inf) = 0
+      if (r < rows) {
+        lse = a_.lse.at(s.batch_at, head_q, s.q_row + i + r) * kLog2e;
+        if (lse == kMinusInf) lse = __builtin_inff();
+        delta = a_.delta.at(s.batch_at, head_q, s.q_row + i + r);
+      }
+      s_.lse[i + r] = lse;
+      s_.delta[i + r] = delta;
+    }
+  }
+
+  // Both left operands of one tile of q or dout; true when it had NaN or Inf, which are left out:
+  // their row's lse or delta is NaN and carries them.
+  bool pack_side(const Rows& t, int64_t head_q, int64_t i, int rows, int dim, int depth, Elem* left,
+                 Elem* left_t) {
+    const T* src = row_pointer<T>(t, head_, head_q, i, head_.sequence.q_row);
+    int64_t stride = t.strides.row;
+    const bool nonfinite = has_nonfinite(src, stride, rows, dim);
+    if (nonfinite) {
+      copy_finite(s_.clean, src, stride, rows, dim);
+      src = s_.clean;
+      stride = dim;
+    }
+    for (int r = 0; r < rows; ++r) M::pack_left_row(left, depth, r, src + r * stride, dim, depth);
+    if constexpr (M::kTransposedLeftIsAView) {
+      for (int r = rows; r < round_up(rows, M::kDepthAlign); ++r) {
+        for (int d = 0; d < depth; ++d) left[r * depth + d] = Elem{};
+      }
+    } else {
+      M::template pack_left_transposed<T>(left_t, kTileQ, src, stride, rows, dim,
+                                          round_up(rows, M::kDepthAlign), round_up(dim, 32));
+    }
+    return nonfinite;
+  }
+
+  typename M::Left transposed(const Elem* left, int depth, const Elem* left_t) const {
+    if constexpr (M::kTransposedLeftIsAView) {
+      return M::transposed(M::left(left, depth));
+    } else {
+      return M::left(left_t, kTileQ);
+    }
+  }
+
+  void key_block(int64_t h, int64_t j, int keys, float* dk_t, float* dv_t) {
+    bool packed = false;
+    for (int64_t i = 0; i < q_len_; i += kTileQ) {
+      const int rows = static_cast<int>(smaller(kTileQ, q_len_ - i));
+      Columns columns;
+      if (!tile_.set_rows(h * q_len_ + i, rows, j, keys, columns)) continue;
+      if (!packed) tile_.pack_keys(j, keys);
+      packed = true;
+      const Elem* q = s_.q + i * n_.qk_depth;
+      const Elem* dout = s_.dout + i * n_.v_depth;
+      tile_.weights(M::left(q, n_.qk_depth), M::left(dout, n_.v_depth), s_.lse + i, s_.delta + i,
+                    columns);
+
+      const int to_pad = round_up(columns.to, M::kColumnAlign);
+      const int width = to_pad - columns.from;
+      const int depth = round_up(rows, M::kDepthAlign);
+      const int64_t right = int64_t{columns.from} * kTileQ;
+      M::template multiply<true>(s_.dq + i * n_.qk_cols, n_.qk_cols, rows, n_.qk_cols, width,
+                                 M::left_from(tile_.ds_left(), Tile::kScoreStride, columns.from),
+                                 tile_.k_right() + int64_t{columns.from} * M::kPanel, kTileKv);
+      M::template multiply<true>(dv_t + columns.from, kGradStride, a_.dim_v, width, depth,
+                                 transposed(dout, n_.v_depth, s_.dout_t + i * n_.v_rows),
+                                 tile_.p_right() + right, kTileQ);
+      M::template multiply<true>(dk_t + columns.from, kGradStride, a_.dim_qk, width, depth,
+                                 transposed(q, n_.qk_depth, s_.q_t + i * n_.qk_rows),
+                                 tile_.ds_right() + right, kTileQ);
+      if (s_.nonfinite[i / kTileQ]) add_nonfinite(h, i, rows, columns, dv_t);
+    }
+  }
+
+  // The NaN and Inf that were left out of dout, for the keys whose weight they meet.
+  void add_nonfinite(int64_t h, int64_t i, int rows, Columns columns, float* dv_t) {
+    for (int r = 0; r < rows; ++r) {
+      const T* g =
+          row_pointer<T>(a_.dout, head_, head_.kv * a_.group + h, i + r, head_.sequence.q_row);
+      for (int d = 0; d < a_.dim_v; ++d) {
+        const float x = to_float(g[d]);
+        if (x - x == 0) continue;
+        for (int j = columns.from; j < columns.to; ++j) {
+          const float p = M::right_at(tile_.p_right(), kTileQ, r, j);
+          if (p != 0) dv_t[d * kGradStride + j] += p * x;
+        }
+      }
+    }
+  }
+
+  void write_transposed(const Rows& t, int64_t j, int keys, int dim, const float* src,
+                        float scale) {
+    for (int x = 0; x < keys; x += kLanes) {
+      for (int d = 0; d < dim; d += kLanes) {
+        Vec block[kLanes];
+        for (int l = 0; l < kLanes; ++l) {
+          block[l] = d + l < dim ? load(src + (d + l) * kGradStride + x) : zero();
+        }
+        transpose_lanes(block);
+        for (int l = 0; l < kLanes && x + l < keys; ++l) {
+          T* const dst = row_pointer<T>(t, head_, head_.kv, j + x + l, head_.sequence.kv_row);
+          store_up_to(dst + d, block[l] * broadcast(scale), dim - d);
+        }
+      }
+    }
+  }
+
+  void write_dq(int64_t h, int64_t head_q) {
+    for (int64_t i = 0; i < q_len_; ++i) {
+      const float* src = s_.dq + i * n_.qk_cols;
+      for (int d = 0; d < a_.dim_qk; d += kLanes) {
+        if (task_.dq_partial != nullptr) {
+          float* const dst = task_.dq_partial + (h * q_len_ + i) * a_.dim_qk;
+          store_up_to(dst + d, load(src + d), a_.dim_qk - d);
+        } else {
+          T* const dst = row_pointer<T>(a_.dq, head_, head_q, i, head_.sequence.q_row);
+          store_up_to(dst + d, load(src + d) * broadcast(a_.scale), a_.dim_qk - d);
+        }
+      }
+    }
+  }
+
+  const Arguments& a_;
+  const BackwardTask& task_;
+  const Head& head_;
+  const int64_t q_len_;
+  const Sizes n_;
+  Buffers s_;
+  Tile tile_;
+};
+
+}  // namespace fovea::FOVEA_ISA

@@ -1,0 +1,222 @@
+// One tile of queries against one block of keys in the backward pass: recomputes the weights p and
+// the score gradients ds = p (dp - delta), in the operand forms that the products after it take.
+#pragma once
+
+#include "backend/cpu/forward.h"
+
+namespace fovea::FOVEA_ISA {
+
+template <typename T, typename M>
+class GradientTile {
+ public:
+  using Elem = typename M::Elem;
+  static constexpr int kTileQ = M::kBackwardTileQ;
+  static constexpr int kTileKv = M::kBackwardTileKv;
+  static constexpr int kScoreStride = kTileKv + 16;
+
+  // Room to copy a tile of queries or a block of keys without NaN and Inf.
+  static int64_t clean_elements(const Arguments& a) {
+    return int64_t{kTileKv > kTileQ ? kTileKv : kTileQ} * (a.dim_qk > a.dim_v ? a.dim_qk : a.dim_v);
+  }
+
+  template <typename Scratch>
+  static std::byte* reserve(const Arguments& a, Scratch& from) {
+    ScratchCounter counter;
+    Buffers(a, counter);
+    return from.template take<std::byte>(static_cast<int64_t>(counter.bytes()));
+  }
+
+  GradientTile(const Arguments& a, const Head& head, std::byte* scratch)
+      : a_(a),
+        head_(head),
+        qk_depth_(round_up(a.dim_qk, M::kDepthAlign)),
+        v_depth_(round_up(a.dim_v, M::kDepthAlign)),
+        terms_(a.has_score_terms()),
+        to_log2_(terms_ ? kLog2e : a.scale * kLog2e),
+        s_(carve(a, scratch)) {}
+
+  // Chooses rows [first, first + rows) of the KV head and finds the columns of the block that any
+  // of them sees; false when none does.
+  bool set_rows(int64_t first, int rows, int64_t j, int keys, Columns& columns) {
+    rows_ = rows;
+    int64_t begin = j + keys, end = j;
+    all_visible_ = true;
+    for (int r = 0; r < rows; ++r) {
+      const Row row = row_at(a_, head_, first + r);
+      s_.rows[r] = row;
+      if (row.last_key() <= row.first_key()) continue;
+      begin = smaller(begin, larger(row.first_key(), j));
+      end = larger(end, smaller(row.last_key(), j + keys));
+    }
+    if (end <= begin) return false;
+    columns.first = j;
+    columns.from = static_cast<int>(begin - j) / M::kColumnAlign * M::kColumnAlign;
+    columns.to = static_cast<int>(end - j);
+    const int to_pad = round_up(columns.to, M::kColumnAlign);
+    for (int r = 0; r < rows; ++r) {
+      all_visible_ = all_visible_ && s_.rows[r].sees_all(j + columns.from, j + to_pad);
+    }
+    return true;
+  }
+
+  void pack_keys(int64_t j, int keys) {
+    const T* k = row_pointer<T>(a_.k, head_, head_.kv, j, head_.sequence.kv_row);
+    const T* v = row_pointer<T>(a_.v, head_, head_.kv, j, head_.sequence.kv_row);
+    M::template pack_right_transposed<T>(s_.k_t, k, a_.k.strides.row, keys, a_.dim_qk, qk_depth_);
+    M::template pack_right_transposed<T>(s_.v_t, v, a_.v.strides.row, keys, a_.dim_v, v_depth_);
+    int64_t stride = a_.k.strides.row;
+    if (has_nonfinite(k, stride, keys, a_.dim_qk)) {  // rows that see it have a NaN in ds already
+      copy_finite(s_.clean, k, stride, keys, a_.dim_qk);
+      k = s_.clean;
+      stride = a_.dim_qk;
+    }
+    M::template pack_right<T>(s_.k, k, stride, keys, kTileKv, a_.dim_qk);
+  }
+
+  void weights(typename M::Left q, typename M::Left dout, const float* lse, const float* delta,
+               Columns columns) {
+    products(q, dout, columns);
+    if (all_visible_ && !terms_ && a_.drop_threshold == 0) {
+      rows_of_weights<true>(lse, delta, columns);
+    } else {
+      rows_of_weights<false>(lse, delta, columns);
+    }
+  }
+
+  // ds of every row, left in place of dp; for the bias gradient, which needs no operand forms.
+  void score_gradients(typename M::Left q, typename M::Left dout, const float* lse,
+                       const float* delta, Columns columns) {
+    products(q, dout, columns);
+    const int to_pad = round_up(columns.to, M::kColumnAlign);
+    for (int r = 0; r < rows_; ++r) {
+      logits(r, columns);
+      for (int j = columns.from; j < to_pad; j += kLanes) {
+        Vec ds;
+        gradient<false>(r, j, lse[r], delta[r], ds);
+        store(s_.dp + r * kScoreStride + j, ds);
+      }
+    }
+  }
+
+  const float* ds_row(int r) const { return s_.dp + r * kScoreStride; }
+  const Elem* p_right() const { return s_.p_right; }
+  const Elem* ds_right() const { return s_.ds_right; }
+  const Elem* ds_left() const { return s_.ds_left; }
+  const Elem* k_right() const { return s_.k; }
+  T* clean() const { return s_.clean; }
+
+ private:
+  struct Buffers {
+    Row* rows;
+    Elem *k_t, *v_t, *k;  // right operands of the block of keys
+    float *scores, *dp;   // [kTileQ][kScoreStride]
+    Elem *p_right, *ds_right, *ds_left;
+    float *keep, *slopes;  // [4][kScoreStride]
+    T* clean;
+
+    template <typename Scratch>
+    Buffers(const Arguments& a, Scratch& from) {
+      const int qk_depth = round_up(a.dim_qk, M::kDepthAlign),
+                v_depth = round_up(a.dim_v, M::kDepthAlign);
+      rows = from.template take<Row>(kTileQ);
+      k_t = from.template take<Elem>(int64_t{kTileKv} * qk_depth);
+      v_t = from.template take<Elem>(int64_t{kTileKv} * v_depth);
+      k = from.template take<Elem>(int64_t{kTileKv} * round_up(a.dim_qk, M::kColumnAlign));
+      scores = from.template take<float>(int64_t{kTileQ} * kScoreStride);
+      dp = from.template take<float>(int64_t{kTileQ} * kScoreStride);
+      p_right = from.template take<Elem>(int64_t{kTileQ} * kTileKv);
+      ds_right = from.template take<Elem>(int64_t{kTileQ} * kTileKv);
+      ds_left = from.template take<Elem>(int64_t{kTileQ} * kScoreStride);
+      keep = from.template take<float>(4 * kScoreStride);
+      slopes = from.template take<float>(4 * kScoreStride);
+      clean = from.template take<T>(clean_elements(a));
+    }
+  };
+
+  static Buffers carve(const Arguments& a, std::byte* scratch) {
+    ScratchCarver carver(scratch);
+    return Buffers(a, carver);
+  }
+
+  void products(typename M::Left q, typename M::Left dout, Columns columns) {
+    const int width = round_up(columns.to, M::kColumnAlign) - columns.from;
+    M::template multiply<false>(s_.scores + columns.from, kScoreStride, rows_, width, qk_depth_, q,
+                                s_.k_t + int64_t{columns.from} * qk_depth_, qk_depth_);
+    M::template multiply<false>(s_.dp + columns.from, kScoreStride, rows_, width, v_depth_, dout,
+                                s_.v_t + int64_t{columns.from} * v_depth_, v_depth_);
+  }
+
+  // Scores of row r to logits, with what else its gradient needs, in lane r % 4 of the row buffers.
+  void logits(int r, Columns columns) {
+    float* const s = s_.scores + r * kScoreStride;
+    const Columns padded{columns.first, columns.from, round_up(columns.to, M::kColumnAlign)};
+    if (terms_) {
+      apply_score_terms<T>(a_, head_, s_.rows[r], columns, s, s_.slopes + r % 4 * kScoreStride);
+    }
+    hide_unseen(s_.rows[r], padded, s);
+    if (a_.drop_threshold != 0) {
+      kept_weights(a_, head_, s_.rows[r], padded, s_.keep + r % 4 * kScoreStride);
+    }
+  }
+
+  // The weight, dropout applied, and the gradient of the score before softcap (ds) of one vector.
+  template <bool kPlain>
+  FOVEA_INLINE Vec gradient(int r, int j, float lse, float delta, Vec& ds) {
+    const Vec s = load(s_.scores + r * kScoreStride + j);
+    Vec dp = load(s_.dp + r * kScoreStride + j);
+    Vec p = exp2<M::kExp2>(fma(s, broadcast(to_log2_), broadcast(-lse)));
+    if constexpr (kPlain) {
+      ds = p * (dp - broadcast(delta));
+      return p;
+    }
+    p = where_differ(s, broadcast(kMinusInf), p);
+    Vec kept = p;
+    if (a_.drop_threshold != 0) {
+      const Vec keep = load(s_.keep + r % 4 * kScoreStride + j);
+      kept = p * keep;
+      dp = where_differ(keep, zero(), dp * keep);
+    }
+    ds = where_differ(p, zero(), p * (dp - broadcast(delta)));
+    return kept;
+  }
+
+  template <bool kPlain>
+  void rows_of_weights(const float* lse, const float* delta, Columns columns) {
+    const int to_pad = round_up(columns.to, M::kColumnAlign);
+    const int depth = round_up(rows_, M::kDepthAlign);
+    for (int r = 0; r < depth; r += 4) {
+      const int live = rows_ - r;  // rows past the last are operand padding: zeros
+      if constexpr (!kPlain) {
+        for (int x = 0; x < 4 && x < live; ++x) logits(r + x, columns);
+      }
+      for (int j = columns.from; j < to_pad; j += kLanes) {
+        Vec p[4], ds[4];
+        for (int x = 0; x < 4; ++x) {
+          if (x < live) {
+            p[x] = gradient<kPlain>(r + x, j, lse[r + x], delta[r + x], ds[x]);
+            if (!kPlain && a_.softcap > 0) {
+              ds[x] = where_differ(ds[x], zero(), ds[x] * load(s_.slopes + x * kScoreStride + j));
+            }
+            M::store_left(s_.ds_left, kScoreStride, r + x, j, ds[x]);
+          } else {
+            p[x] = zero();
+            ds[x] = zero();
+          }
+        }
+        M::store_right(s_.p_right, kTileQ, r, j, p);
+        M::store_right(s_.ds_right, kTileQ, r, j, ds);
+      }
+    }
+  }
+
+  const Arguments& a_;
+  const Head& head_;
+  const int qk_depth_, v_depth_;
+  const bool terms_;
+  const float to_log2_;
+  Buffers s_;
+  int rows_ = 0;
+  bool all_visible_ = true;
+};
+
+}  // namespace fovea::FOVEA_ISA

@@ -1,0 +1,90 @@
+// The kernels of one instruction set: this file is compiled once for each.
+#include "backend/cpu/kernels.h"
+
+#include <time.h>
+
+#include "backend/cpu/backward.h"
+#include "backend/cpu/bias_gradient.h"
+#include "backend/cpu/forward.h"
+#include "prim/cpu/matrix_f32.h"
+#if defined(__AMX_BF16__)
+#include "prim/cpu/matrix_amx.h"
+#elif defined(__AVX512BF16__)
+#include "prim/cpu/matrix_vdpbf16.h"
+#elif defined(FOVEA_ISA_NEON) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#include "prim/cpu/matrix_bfmmla.h"
+#endif
+
+namespace fovea::FOVEA_ISA {
+namespace {
+
+#if defined(__AMX_BF16__)
+using MatrixBf16 = MatrixAmx;
+#elif defined(__AVX512BF16__)
+using MatrixBf16 = MatrixVdpbf16;
+#elif defined(FOVEA_ISA_NEON) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+using MatrixBf16 = MatrixBfmmla;
+#else
+using MatrixBf16 = MatrixF32;
+#endif
+
+double seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+// A product whose operands stay in the nearest cache, repeated for 10 ms.
+template <typename M>
+double peak_flops_of_a_thread() {
+  constexpr int kRows = 32, kCols = 32, kDepth = 128;
+  alignas(64) static thread_local typename M::Elem a[kRows * kDepth], b[kCols * kDepth];
+  alignas(64) static thread_local float c[kRows * kCols];
+  M::begin();
+  const double start = seconds();
+  double flops = 0, now = start;
+  while ((now = seconds()) - start < 0.01) {
+    for (int i = 0; i < 64; ++i) {
+      M::template multiply<false>(c, kCols, kRows, kCols, kDepth, M::left(a, kDepth), b, kDepth);
+    }
+    flops += 64.0 * 2 * kRows * kCols * kDepth;
+  }
+  M::end();
+  return flops / (now - start);
+}
+
+template <typename T, typename M>
+constexpr cpu::Kernels kTable = {
+    .matrix = M::kName,
+    .sizes = {.rows_per_task = M::kRowsPerTask,
+              .tile_q = M::kTileQ,
+              .tile_kv = M::kTileKv,
+              .stream_rows = M::kStreamRows,
+              .backward_tile_q = M::kBackwardTileQ,
+              .backward_tile_kv = M::kBackwardTileKv},
+    .forward_scratch = Forward<T, M>::scratch_bytes,
+    .forward = Forward<T, M>::run,
+    .partial_floats = Forward<T, M>::partial_floats,
+    .join_partials = Forward<T, M>::join,
+    .backward_scratch = Backward<T, M>::scratch_bytes,
+    .backward = Backward<T, M>::run,
+    .bias_gradient_scratch = BiasGradient<T, M>::scratch_bytes,
+    .bias_gradient = BiasGradient<T, M>::run,
+    .delta = Backward<T, M>::delta,
+    .join_dq = Backward<T, M>::join_dq,
+    .peak_flops_of_a_thread = peak_flops_of_a_thread<M>,
+};
+
+}  // namespace
+
+const cpu::Kernels* kernels(DType dtype);
+const cpu::Kernels* kernels(DType dtype) {
+  switch (dtype) {
+    case DType::kF32: return &kTable<float, MatrixF32>;
+    case DType::kF16: return &kTable<F16, MatrixF32>;
+    case DType::kBf16: return &kTable<Bf16, MatrixBf16>;
+    default: return nullptr;
+  }
+}
+
+}  // namespace fovea::FOVEA_ISA

@@ -1,0 +1,146 @@
+// Products of float blocks by vector FMA. See matrix.h for what the members mean.
+#pragma once
+
+#include "prim/cpu/simd_math.h"
+
+namespace fovea::FOVEA_ISA {
+
+struct MatrixF32 {
+  using Elem = float;
+  static constexpr const char* kName = "f32";
+  static constexpr Exp2 kExp2 = Exp2::kF32;
+  static constexpr int kPanel = 2 * kLanes;
+  static constexpr int kColumnAlign = kPanel;
+  static constexpr int kRowAlign = 1;
+  static constexpr int kDepthAlign =
+      4;  // the backward pass stores four rows of a right operand at once
+  static constexpr bool kTransposedLeftIsAView = true;
+  static constexpr int kTileQ = 64;
+  static constexpr int kTileKv = 256;
+  static constexpr int kStreamRows = 4;
+  static constexpr int kRowsPerTask = 512;
+  static constexpr int kBackwardTileQ = 64;
+  static constexpr int kBackwardTileKv = 256;
+  static constexpr int kRowsAtOnce =
+      kLanes == 8 ? 4 : 8;  // accumulators: 8 of 16, or 16 of 32 registers
+
+  struct Left {
+    const float* data;
+    int64_t row;    // stride between rows
+    int64_t depth;  // stride along the contraction
+  };
+
+  static void begin() {}
+  static void end() {}
+
+  static Left left(const float* data, int64_t ld) { return {data, ld, 1}; }
+  static Left left_from(const float* data, int64_t ld, int depth) { return {data + depth, ld, 1}; }
+  static Left transposed(Left a) { return {a.data, a.depth, a.row}; }
+
+  template <typename T>
+  static void pack_left_row(float* dst, int64_t ld, int row, const T* src, int depth,
+                            int depth_pad) {
+    for (int d = 0; d < depth_pad; d += kLanes) {
+      store_up_to(dst + row * ld + d, load_up_to(src + d, depth - d), depth_pad - d);
+    }
+  }
+
+  template <typename T>
+  static void pack_left_transposed(float*, int64_t, const T*, int64_t, int, int, int, int) {}
+
+  template <typename T>
+  static void pack_right(float* dst, const T* src, int64_t stride, int depth, int depth_pad,
+                         int cols) {
+    for (int c = 0; c < cols; c += kPanel, dst += static_cast<int64_t>(depth_pad) * kPanel) {
+      for (int k = 0; k < depth; ++k) {
+        for (int part = 0; part < kPanel; part += kLanes) {
+          const int left = cols - c - part;
+          store(dst + k * kPanel + part,
+                left > 0 ? load_up_to(src + k * stride + c + part, left) : zero());
+        }
+      }
+      for (int k = depth; k < depth_pad; ++k) {
+        for (int part = 0; part < kPanel; part += kLanes) store(dst + k * kPanel + part, zero());
+      }
+    }
+  }
+
+  template <typename T>
+  static void pack_right_transposed(float* dst, const T* src, int64_t stride, int cols, int depth,
+                                    int depth_pad) {
+    for (int c = 0; c < cols; c += kPanel, dst += static_cast<int64_t>(depth_pad) * kPanel) {
+      for (int part = 0; part < kPanel; part += kLanes) {
+        for (int k = 0; k < depth_pad; k += kLanes) {
+          Vec rows[kLanes];
+          for (int i = 0; i < kLanes; ++i) {
+            const int col = c + part + i;
+            rows[i] =
+                col < cols && k < depth ? load_up_to(src + col * stride + k, depth - k) : zero();
+          }
+          transpose_lanes(rows);
+          for (int i = 0; i < kLanes && k + i < depth_pad; ++i) {
+            store(dst + (k + i) * kPanel + part, rows[i]);
+          }
+        }
+      }
+    }
+  }
+
+  FOVEA_INLINE static void store_left(float* dst, int64_t ld, int row, int col, Vec x) {
+    store(dst + row * ld + col, x);
+  }
+  FOVEA_INLINE static float left_at(const float* src, int64_t ld, int row, int col) {
+    return src[row * ld + col];
+  }
+  FOVEA_INLINE static void store_right(float* dst, int64_t depth_pad, int row, int col,
+                                       const Vec (&x)[4]) {
+    float* p = dst + (col / kPanel) * depth_pad * kPanel + row * kPanel + col % kPanel;
+    for (int i = 0; i < 4; ++i) store(p + i * kPanel, x[i]);
+  }
+
+  FOVEA_INLINE static float right_at(const float* src, int64_t depth_pad, int row, int col) {
+    return src[(col / kPanel) * depth_pad * kPanel + row * kPanel + col % kPanel];
+  }
+
+  template <bool kAccumulate>
+  static void multiply(float* c, int64_t ldc, int rows, int cols, int depth, Left a, const float* b,
+                       int64_t b_depth_pad) {
+    for (int n = 0; n < cols; n += kPanel, b += b_depth_pad * kPanel) {
+      int m = 0;
+      for (; m + kRowsAtOnce <= rows; m += kRowsAtOnce) {
+        tile<kRowsAtOnce, kAccumulate>(c + m * ldc + n, ldc, depth, a.data + m * a.row, a, b);
+      }
+      for (; m + 4 <= rows; m += 4) {
+        tile<4, kAccumulate>(c + m * ldc + n, ldc, depth, a.data + m * a.row, a, b);
+      }
+      for (; m < rows; ++m)
+        tile<1, kAccumulate>(c + m * ldc + n, ldc, depth, a.data + m * a.row, a, b);
+    }
+  }
+
+ private:
+  template <int kRows, bool kAccumulate>
+  FOVEA_INLINE static void tile(float* c, int64_t ldc, int depth, const float* a, Left strides,
+                                const float* b) {
+    Vec acc[kRows][2];
+    for (int r = 0; r < kRows; ++r) {
+      acc[r][0] = kAccumulate ? load(c + r * ldc) : zero();
+      acc[r][1] = kAccumulate ? load(c + r * ldc + kLanes) : zero();
+    }
+    for (int k = 0; k < depth; ++k) {
+      const Vec b0 = load(b + k * kPanel);
+      const Vec b1 = load(b + k * kPanel + kLanes);
+      for (int r = 0; r < kRows; ++r) {
+        const Vec x = broadcast(a[r * strides.row + k * strides.depth]);
+        acc[r][0] = fma(x, b0, acc[r][0]);
+        acc[r][1] = fma(x, b1, acc[r][1]);
+      }
+    }
+    for (int r = 0; r < kRows; ++r) {
+      store(c + r * ldc, acc[r][0]);
+      store(c + r * ldc + kLanes, acc[r][1]);
+    }
+  }
+};
+
+}  // namespace fovea::FOVEA_ISA

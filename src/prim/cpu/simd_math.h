@@ -1,0 +1,77 @@
+// Functions over the vectors of one instruction set that need nothing but its arithmetic.
+#pragma once
+
+#include "prim/cpu/simd.h"
+
+namespace fovea::FOVEA_ISA {
+
+// How exact 2^x must be: weights that are rounded to bf16 next need no more than its 2^-9.
+enum class Exp2 { kF32, kBf16 };
+
+// 2^x with 2^0 = 1 exactly, 2^-inf = 0, NaN kept. The polynomials are minimax fits of 2^f on [0, 1]
+// with the constant term held at one; their largest relative errors are 2e-9 and 3e-6.
+template <Exp2 kExact>
+FOVEA_INLINE Vec exp2(Vec x) {
+  x = bounded_exponent(x);
+  const Vec f = fraction(x);
+  Vec p;
+  if constexpr (kExact == Exp2::kF32) {
+    p = broadcast(2.161292068e-4f);
+    p = fma(p, f, broadcast(1.246784464e-3f));
+    p = fma(p, f, broadcast(9.675451554e-3f));
+    p = fma(p, f, broadcast(5.548528209e-2f));
+    p = fma(p, f, broadcast(2.402293086e-1f));
+    p = fma(p, f, broadcast(6.931470633e-1f));
+  } else {
+    p = broadcast(1.342668850e-2f);
+    p = fma(p, f, broadcast(5.224246532e-2f));
+    p = fma(p, f, broadcast(2.412802130e-1f));
+    p = fma(p, f, broadcast(6.930448413e-1f));
+  }
+  p = fma(p, f, broadcast(1.0f));
+  return scale_by_exponent(p, x);
+}
+
+// tanh by (1 - e) / (1 + e), e = exp(-2|x|), and by an odd series near zero, where that would
+// cancel.
+FOVEA_INLINE Vec tanh(Vec x) {
+  const Vec a = abs(x);
+  const Vec one = broadcast(1.0f);
+  const Vec e = exp2<Exp2::kF32>(a * broadcast(-2.885390082f));  // -2 log2(e)
+  const Vec far = copy_sign((one - e) / (one + e), x);
+  const Vec z = x * x;  // |x| < 0.25: the next term, 62/2835 z^4, is below 4e-7 of tanh
+  Vec near = broadcast(2.186948854e-2f);
+  near = fma(near, z, broadcast(-5.396825397e-2f));
+  near = fma(near, z, broadcast(1.333333333e-1f));
+  near = fma(near, z, broadcast(-3.333333333e-1f));
+  near = fma(near, z, one) * x;
+  return where_less(a, broadcast(0.25f), near, far);
+}
+
+// n elements from p, widened; zeros after them.
+template <typename T>
+FOVEA_INLINE Vec load_up_to(const T* p, int n) {
+  return n >= kLanes ? load(p) : load_first(p, n);
+}
+
+template <typename T>
+FOVEA_INLINE void store_up_to(T* p, Vec x, int n) {
+  if (n >= kLanes) {
+    store(p, x);
+  } else {
+    store_first(p, x, n);
+  }
+}
+
+// Sums of kLanes vectors, one sum per lane.
+FOVEA_INLINE Vec lane_sums(Vec (&r)[kLanes]) {
+  transpose_lanes(r);
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) r[i] = r[i] + r[i + half];
+  }
+  return r[0];
+}
+
+FOVEA_INLINE int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+}  // namespace fovea::FOVEA_ISA
