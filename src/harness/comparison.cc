@@ -19,8 +19,16 @@ using reference::StatsFrom;
 constexpr int64_t kFewRows = 8;      // at least, per group, whatever they cost
 constexpr int64_t kSomeGroups = 4;   // of a case too large to check whole
 constexpr double kBackwardWork = 4;  // multiply-adds of backward over those of forward
+constexpr int64_t kEnoughRows = 64;  // for the plain formula's error not to be a matter of luck
+constexpr int64_t kMostDraws = 16;
 
 bool is_half(DType dtype) { return dtype == DType::kBf16 || dtype == DType::kF16; }
+
+double floor_of(DType dtype) { return is_half(dtype) ? 1e-4 : 1e-5; }
+
+void add_plain(ErrorSum& sum, const std::vector<double>& exact, const std::vector<double>& plain) {
+  for (size_t i = 0; i < exact.size(); ++i) sum.add_plain(exact[i], plain[i]);
+}
 
 // Up to `count` of [0, size), rising: both ends and others drawn by the key.
 std::vector<int64_t> draw(int64_t size, int64_t count, uint64_t key) {
@@ -79,8 +87,45 @@ std::vector<GroupSample> Comparison::sample(const Budget& budget) const {
   return groups;
 }
 
-ErrorSum Comparison::sum_for(const char* tensor, DType dtype) const {
-  return {tensor, dtype, {is_half(problem_.dtype) ? 1e-4 : 1e-5, 0}};
+// Gradients hang on lse, which the contract keeps in f32: exp(s - lse) is off by its last bit.
+ErrorSum Comparison::gradient_sum(const char* tensor, DType dtype) const {
+  double lse = 0;
+  if (problem_.dtype != DType::kF64) {
+    for (int64_t b = 0; b < problem_.batch; ++b) {
+      const Sequence sequence = sequence_at(problem_, tensors_.forward(), b);
+      for (int64_t h = 0; h < problem_.head_q; ++h) {
+        for (int64_t i = 0; i < sequence.q_len; ++i) {
+          const TensorView& t = tensors_.forward().lse;
+          const auto x = reference::load_one<double>(t, reference::lse_element(t, sequence, h, i));
+          if (std::isfinite(x)) lse = std::max(lse, std::abs(x));
+        }
+      }
+    }
+  }
+  return {tensor, dtype, {floor_of(problem_.dtype), 0, 0x1p-23 * lse}};
+}
+
+// The error of the plain formula on a few rows is a matter of luck: rows share the rounding of one
+// delta, one lse. A small case is therefore drawn again with other seeds for the yardstick alone,
+// until there are enough rows or the cost is spent.
+const std::vector<std::unique_ptr<CaseTensors>>& Comparison::other_draws(int64_t rows,
+                                                                         double cost) {
+  int64_t draws = std::min(kMostDraws, kEnoughRows / std::max<int64_t>(1, rows));
+  while (draws > 1 && cost * static_cast<double>(draws) > cost_limit_) --draws;
+  Case other = case_;
+  const CaseLengths lengths = lengths_of(case_);
+  if (problem_.layout == Layout::kPacked) other.q_lens = lengths.q;
+  if (problem_.layout == Layout::kPacked || has(problem_.features, Feature::kKeyLengths)) {
+    other.kv_lens = lengths.kv;
+  }
+  while (static_cast<int64_t>(drawn_.size()) + 1 < draws) {
+    other.seed = hash64(case_.seed + drawn_.size());
+    drawn_.push_back(std::make_unique<CaseTensors>(other));
+  }
+  if (static_cast<int64_t>(drawn_.size()) > std::max<int64_t>(0, draws - 1)) {
+    drawn_.resize(static_cast<size_t>(std::max<int64_t>(0, draws - 1)));
+  }
+  return drawn_;
 }
 
 void Comparison::keep(const ErrorSum& sum) { found_.push_back(sum.result()); }
@@ -130,10 +175,11 @@ void Comparison::forward() {
     budget.rows =
         std::max(kFewRows, static_cast<int64_t>(cost_limit_ / row_cost()) / budget.groups);
   }
-  ErrorSum out = sum_for("out", problem_.dtype);
+  ErrorSum out("out", problem_.dtype, {floor_of(problem_.dtype), 0, 0});
   const bool half = is_half(problem_.dtype);
-  ErrorSum lse("lse", DType::kF32, {0, half ? 1e-3 : 1e-5});
-  for (const GroupSample& group : sample(budget)) {
+  ErrorSum lse("lse", DType::kF32, {0, half ? 1e-3 : 1e-5, 0});
+  const std::vector<GroupSample> groups = sample(budget);
+  for (const GroupSample& group : groups) {
     const auto [exact, plain] = exact_and_plain(
         [&](Arithmetic a) { return reference::sample_forward(a, problem_, t, group); });
     add_rows(out, t.out, group, exact.out, plain.out);
@@ -144,6 +190,15 @@ void Comparison::forward() {
       const int64_t at = reference::lse_element(t.lse, sequence, r.h, r.i);
       // The rule for lse is a plain tolerance, so the yardstick's own error is left out of it.
       lse.add(reference::load_one<double>(t.lse, at), exact.lse[n], exact.lse[n]);
+    }
+  }
+  const int64_t rows = problem_.batch * problem_.head_q * problem_.q_len;
+  for (const auto& other : other_draws(rows, group_cost * static_cast<double>(all))) {
+    for (const GroupSample& group : groups) {
+      const auto [exact, plain] = exact_and_plain([&](Arithmetic a) {
+        return reference::sample_forward(a, problem_, other->forward(), group);
+      });
+      add_plain(out, exact.out, plain.out);
     }
   }
   keep(out);
@@ -172,14 +227,27 @@ void Comparison::backward() {
     budget.rows = part(rows);
     budget.keys = part(problem_.kv_len);
   }
-  ErrorSum dq = sum_for("dq", problem_.dtype), dk = sum_for("dk", problem_.dtype),
-           dv = sum_for("dv", problem_.dtype);
-  for (const GroupSample& group : sample(budget)) {
+  ErrorSum dq = gradient_sum("dq", problem_.dtype), dk = gradient_sum("dk", problem_.dtype),
+           dv = gradient_sum("dv", problem_.dtype);
+  const std::vector<GroupSample> groups = sample(budget);
+  for (const GroupSample& group : groups) {
     const auto [exact, plain] = exact_and_plain(
         [&](Arithmetic a) { return reference::sample_backward(a, problem_, t, group, stats); });
     add_rows(dq, t.dq, group, exact.dq, plain.dq);
     add_keys(dk, t.dk, group, exact.dk, plain.dk);
     add_keys(dv, t.dv, group, exact.dv, plain.dv);
+  }
+  const double cost = kBackwardWork * group_cost * static_cast<double>(all);
+  for (const auto& other : other_draws(all * rows, cost)) {
+    for (const GroupSample& group : groups) {
+      const auto [exact, plain] = exact_and_plain([&](Arithmetic a) {
+        return reference::sample_backward(a, problem_, other->backward(), group,
+                                          StatsFrom::kComputed);
+      });
+      add_plain(dq, exact.dq, plain.dq);
+      add_plain(dk, exact.dk, plain.dk);
+      add_plain(dv, exact.dv, plain.dv);
+    }
   }
   keep(dq);
   keep(dk);
@@ -202,12 +270,18 @@ void Comparison::bias_gradient() {
   const auto [exact, plain] = exact_and_plain([&](Arithmetic a) {
     return reference::sample_dbias(a, problem_, t, rows, StatsFrom::kComputed);
   });
-  ErrorSum sum = sum_for("dbias", t.dbias.dtype);
+  ErrorSum sum = gradient_sum("dbias", t.dbias.dtype);
   size_t at = 0;
   for (const BiasRow& row : rows) {
     for (int64_t j = 0; j < problem_.kv_len; ++j, ++at) {
       sum.add(read_element(t.dbias, row.b, row.h, row.i, j), exact[at], plain[at]);
     }
+  }
+  for (const auto& other : other_draws(static_cast<int64_t>(queries), cost * double(all))) {
+    const auto [more_exact, more_plain] = exact_and_plain([&](Arithmetic a) {
+      return reference::sample_dbias(a, problem_, other->backward(), rows, StatsFrom::kComputed);
+    });
+    add_plain(sum, more_exact, more_plain);
   }
   keep(sum);
 }
@@ -217,11 +291,17 @@ void Comparison::sink_gradient() {
   const double queries = static_cast<double>(problem_.batch * problem_.head_q * problem_.q_len);
   const StatsFrom stats =
       row_cost() * queries > cost_limit_ ? StatsFrom::kGiven : StatsFrom::kComputed;
-  ErrorSum sum = sum_for("dsink", DType::kF32);
+  ErrorSum sum = gradient_sum("dsink", DType::kF32);
   for (int64_t h = 0; h < problem_.head_q; ++h) {
     const auto [exact, plain] = exact_and_plain(
         [&](Arithmetic a) { return reference::sample_dsink(a, problem_, t, h, stats); });
     sum.add(read_element(t.dsink, h), exact, plain);
+    for (const auto& other : other_draws(problem_.head_q, row_cost() * queries)) {
+      const auto [more_exact, more_plain] = exact_and_plain([&](Arithmetic a) {
+        return reference::sample_dsink(a, problem_, other->backward(), h, StatsFrom::kComputed);
+      });
+      sum.add_plain(more_exact, more_plain);
+    }
   }
   keep(sum);
 }

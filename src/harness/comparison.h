@@ -2,6 +2,8 @@
 // limit allows.
 #pragma once
 
+#include <memory>
+
 #include "backend/reference/oracle.h"
 #include "harness/accuracy.h"
 #include "harness/error_sum.h"
@@ -33,13 +35,15 @@ class Comparison {
                 const std::vector<double>& exact, const std::vector<double>& plain) const;
   void bias_gradient();
   void sink_gradient();
-  ErrorSum sum_for(const char* tensor, DType dtype) const;
+  ErrorSum gradient_sum(const char* tensor, DType dtype) const;
+  const std::vector<std::unique_ptr<CaseTensors>>& other_draws(int64_t values, double cost);
   void keep(const ErrorSum& sum);
 
   const Case& case_;
   const AttentionProblem& problem_;
   const CaseTensors& tensors_;
   double cost_limit_;
+  std::vector<std::unique_ptr<CaseTensors>> drawn_;
   std::vector<Accuracy> found_;
 };
 

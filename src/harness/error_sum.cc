@@ -37,14 +37,20 @@ void ErrorSum::add(double result, double exact, double plain) {
   max_ = std::max(max_, std::abs(error));
   squares_ += error * error;
   signed_ += error;
-  if (!std::isfinite(plain)) return;  // the plain formula overflowed: no excuse for this one
+  add_plain(exact, plain);
+}
+
+void ErrorSum::add_plain(double exact, double plain) {
+  // Where the plain formula overflowed it is no excuse for another.
+  if (!std::isfinite(exact) || !std::isfinite(plain)) return;
   ++plain_count_;
   plain_max_ = std::max(plain_max_, std::abs(plain - exact));
   plain_squares_ += (plain - exact) * (plain - exact);
 }
 
 Accuracy ErrorSum::result() const {
-  const double floor = floor_.absolute + floor_.relative * std::max(1.0, magnitude_);
+  const double floor =
+      floor_.absolute + floor_.relative * std::max(1.0, magnitude_) + floor_.scaled * magnitude_;
   const auto mean = [](double sum, int64_t n) { return n > 0 ? sum / static_cast<double>(n) : 0; };
   Accuracy a;
   a.tensor = tensor_;

@@ -10,12 +10,15 @@ class ErrorSum {
   // How far a result may be off beyond twice the plain formula's error.
   struct Floor {
     double absolute = 0;
-    double relative = 0;  // of the largest magnitude
+    double relative = 0;  // of the largest magnitude, at least 1
+    double scaled = 0;    // of the largest magnitude
   };
 
   ErrorSum(std::string tensor, DType dtype, Floor floor);
 
   void add(double result, double exact, double plain);
+  // A value of the yardstick alone, from another draw of the data.
+  void add_plain(double exact, double plain);
   bool empty() const { return count_ == 0; }
   Accuracy result() const;
 
