@@ -69,7 +69,8 @@ class Attention:
         dtype = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16,
                  "f64": torch.float64, "bool": torch.bool, "i32": torch.int32}[tensor["dtype"]]
         with open(tensor["file"], "rb") as file:
-            raw = torch.frombuffer(bytearray(file.read()), dtype=dtype)
+            data = bytearray(file.read())
+        raw = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
         # A clone lies in torch's own, aligned memory.
         return raw.clone().as_strided(tensor["sizes"], tensor["strides"])
 

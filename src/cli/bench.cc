@@ -19,6 +19,7 @@ namespace {
 
 constexpr TimingSettings kFull{.min_seconds = 0.3, .min_rounds = 5, .max_rounds = 100};
 constexpr TimingSettings kQuick{.min_seconds = 0.1, .min_rounds = 3, .max_rounds = 20};
+constexpr double kBusyLoad = 0.7;  // of the last minute; an idle machine stays under 0.2
 constexpr double kQuickCheckCost = harness::kDefaultCost / 10;
 
 int usage_error(const std::string& message) {
@@ -186,6 +187,11 @@ int run_bench(const BenchOptions& options) {
   setup.reference_peer = asked_for(options.peers, "reference");
   setup.timing = options.quick ? kQuick : kFull;
   if (options.min_time > 0) setup.timing.min_seconds = options.min_time;
+
+  if (results.machine.load > kBusyLoad) {
+    std::fprintf(stderr, "bench: the machine is busy (load %.1f): expect times that scatter\n",
+                 results.machine.load);
+  }
 
   std::unique_ptr<TorchPeer> torch;
   if (asked_for(options.peers, "torch")) {

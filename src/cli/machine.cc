@@ -92,6 +92,7 @@ Machine this_machine() {
   m.threads = usable_threads();
   m.mhz = highest_mhz();
   m.memory_bytes = static_cast<int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGESIZE);
+  if (::getloadavg(&m.load, 1) != 1) m.load = 0;
   utsname name{};
   if (::uname(&name) == 0) {
     m.architecture = name.machine;

@@ -14,6 +14,7 @@ struct Machine {
   int threads = 0;            // logical, that this process may use
   std::optional<double> mhz;  // highest the machine reports
   int64_t memory_bytes = 0;
+  double load = 0;  // runnable threads over the last minute: what else the machine is doing
   std::string os;
   std::string compiler;
 };

@@ -75,8 +75,9 @@ void add_bench(CLI::App& app, BenchOptions& options, bool& no_check, Command& ch
   command->add_option("--filter", options.filter,
                       "Keep the cases whose \"suite case\" text matches this regular expression");
   command
-      ->add_option("--peers", options.peers,
-                   "Measure these too, separated by commas: torch, reference; none for none")
+      ->add_option(
+          "--peers", options.peers,
+          "Measure these too, separated by commas: torch (the default), reference; or none")
       ->delimiter(',');
   command->add_option("--json", options.json_path, "Write the results to this file");
   command->add_flag("--quick", options.quick, "Fewer samples, and by default fewer cases");
@@ -105,6 +106,7 @@ void add_bench(CLI::App& app, BenchOptions& options, bool& no_check, Command& ch
       "pass=fwd,bwd\"\n" + kCaseHelp);
   command->callback([&] {
     options.check = !no_check;
+    if (options.peers.empty()) options.peers = {"torch"};
     chosen = [&] { return run_bench(options); };
   });
 }
@@ -129,7 +131,6 @@ int run(int argc, char** argv) {
   InfoOptions info;
   CaseOptions explain, check;
   BenchOptions bench;
-  bench.peers = {"torch"};
   bool no_check = false;
   CompareOptions compare;
   Command chosen;

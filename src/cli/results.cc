@@ -17,17 +17,12 @@ Json or_null(const std::optional<T>& value) {
 Json or_null(const std::string& text) { return text.empty() ? Json() : Json(text); }
 
 Json to_json(const Machine& m, const Results& r) {
-  return {{"cpu", m.cpu},
-          {"architecture", m.architecture},
-          {"cores", m.cores},
-          {"threads_available", m.threads},
-          {"threads", r.threads},
-          {"isa", or_null(r.isa)},
-          {"mhz", or_null(m.mhz)},
-          {"memory_bytes", m.memory_bytes},
-          {"os", m.os},
-          {"compiler", m.compiler},
-          {"torch", or_null(r.torch_version)}};
+  return {{"cpu", m.cpu},           {"architecture", m.architecture},
+          {"cores", m.cores},       {"threads_available", m.threads},
+          {"threads", r.threads},   {"isa", or_null(r.isa)},
+          {"mhz", or_null(m.mhz)},  {"memory_bytes", m.memory_bytes},
+          {"load", m.load},         {"os", m.os},
+          {"compiler", m.compiler}, {"torch", or_null(r.torch_version)}};
 }
 
 Json to_json(const Row& row) {

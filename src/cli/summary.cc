@@ -85,7 +85,7 @@ std::string lines_table(const std::vector<Line>& lines, const std::vector<std::s
   for (const char* title : {"b", "heads", "q", "kv", "d"}) table.add_column(title, Align::kRight);
   table.add_column("mask", Align::kLeft);
   table.add_column("kernel", Align::kLeft);
-  for (const char* title : {"ms", "p10", "p90", "TFLOP/s", "GB/s", "peak", "err/bound"}) {
+  for (const char* title : {"ms", "p10", "p90", "GFLOP/s", "GB/s", "peak", "err/bound"}) {
     table.add_column(title, Align::kRight);
   }
   for (const std::string& peer : peers) {
@@ -108,7 +108,7 @@ std::string lines_table(const std::vector<Line>& lines, const std::vector<std::s
         format_ms(row.ms),
         format_ms(row.ms_p10),
         format_ms(row.ms_p90),
-        format("%.3f", row.tflops),
+        format("%.1f", 1e3 * row.tflops),
         format("%.1f", row.gbps),
         row.peak_fraction ? format("%.0f %%", 100 * *row.peak_fraction) : "-",
         verdict_text(row)};
