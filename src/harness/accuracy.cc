@@ -41,9 +41,12 @@ std::vector<Accuracy> measure_accuracy(const Case& c, const Plan& plan, CaseTens
 std::vector<Accuracy> compare_with_oracle(const Case& c, const CaseTensors& tensors, bool forward,
                                           bool backward, double cost_limit) {
   Comparison comparison(c, tensors, cost_limit);
-  if (forward) comparison.forward();
-  if (backward) comparison.backward();
-  return comparison.result();
+  std::vector<Accuracy> found;
+  if (forward) found = comparison.forward();
+  if (backward) {
+    for (Accuracy& a : comparison.backward()) found.push_back(std::move(a));
+  }
+  return found;
 }
 
 }  // namespace fovea::harness

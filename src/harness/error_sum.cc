@@ -18,8 +18,8 @@ double ulp_of_one(DType dtype) {
 
 }  // namespace
 
-ErrorSum::ErrorSum(std::string tensor, DType dtype, Floor floor)
-    : tensor_(std::move(tensor)), ulp_(ulp_of_one(dtype)), floor_(floor) {}
+ErrorSum::ErrorSum(std::string tensor, DType dtype)
+    : tensor_(std::move(tensor)), ulp_(ulp_of_one(dtype)) {}
 
 void ErrorSum::add(double result, double exact, double plain) {
   ++count_;
@@ -48,9 +48,9 @@ void ErrorSum::add_plain(double exact, double plain) {
   plain_squares_ += (plain - exact) * (plain - exact);
 }
 
-Accuracy ErrorSum::result() const {
+Accuracy ErrorSum::result(const Floor& allowed) const {
   const double floor =
-      floor_.absolute + floor_.relative * std::max(1.0, magnitude_) + floor_.scaled * magnitude_;
+      allowed.absolute + allowed.relative * std::max(1.0, magnitude_) + allowed.scaled * magnitude_;
   const auto mean = [](double sum, int64_t n) { return n > 0 ? sum / static_cast<double>(n) : 0; };
   Accuracy a;
   a.tensor = tensor_;

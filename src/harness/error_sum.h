@@ -14,18 +14,16 @@ class ErrorSum {
     double scaled = 0;    // of the largest magnitude
   };
 
-  ErrorSum(std::string tensor, DType dtype, Floor floor);
+  ErrorSum(std::string tensor, DType dtype);
 
   void add(double result, double exact, double plain);
   // A value of the yardstick alone, from another draw of the data.
   void add_plain(double exact, double plain);
-  bool empty() const { return count_ == 0; }
-  Accuracy result() const;
+  Accuracy result(const Floor& floor) const;
 
  private:
   std::string tensor_;
   double ulp_;  // of 1 in the output's dtype
-  Floor floor_;
   int64_t count_ = 0;
   int64_t plain_count_ = 0;
   bool wrong_kind_ = false;  // a NaN or infinity where the oracle has another, or none

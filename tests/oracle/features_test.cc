@@ -4,8 +4,6 @@
 namespace fovea::test {
 namespace {
 
-class Features : public EveryEngine {};
-
 constexpr const char* kFeatures[] = {
     "mask=causal",
     "mask=window:30:0",
@@ -52,7 +50,7 @@ constexpr const char* kFeatures[] = {
     "bias=h dbias boolmask=b alibi softcap=8 sink dropout=0.15 dlse mask=window:70:3 keylens",
 };
 
-TEST_P(Features, OneByOneAndTogether) {
+TEST(Features, OneByOneAndTogether) {
   const char* dtypes[] = {"f32", "bf16", "f16"};
   const char* shapes[] = {"b=2 hq=4 hkv=2 q=75 kv=101 d=64", "b=3 hq=2 q=130 kv=67 d=32 dv=48",
                           "b=2 hq=4 hkv=1 q=3 kv=260 d=40"};
@@ -60,14 +58,14 @@ TEST_P(Features, OneByOneAndTogether) {
   for (const char* feature : kFeatures) {
     for (const char* dtype : dtypes) {
       const std::string shape = shapes[turn++ % 3];
-      expect_accurate(GetParam(), shape + " " + feature + " pass=fwd,bwd dtype=" + dtype +
-                                      " seed=" + std::to_string(turn));
+      expect_accurate(every_engine(), shape + " " + feature + " pass=fwd,bwd dtype=" + dtype +
+                                          " seed=" + std::to_string(turn));
     }
     ++turn;  // so that a feature's dtypes meet other shapes than the last one's
   }
 }
 
-TEST_P(Features, DataFamilies) {
+TEST(Features, DataFamilies) {
   const char* families[] = {"normal",   "spiky", "large_logits",
                             "constant", "tiny",  "outlier_channels"};
   const char* shapes[] = {"hq=2 q=150 kv=333 d=64 mask=causal", "hq=4 hkv=2 q=65 kv=65 d=128",
@@ -75,14 +73,12 @@ TEST_P(Features, DataFamilies) {
   for (const char* family : families) {
     for (const char* dtype : {"f32", "bf16", "f16"}) {
       for (const char* shape : shapes) {
-        expect_accurate(GetParam(),
+        expect_accurate(every_engine(),
                         std::string(shape) + " pass=fwd,bwd data=" + family + " dtype=" + dtype);
       }
     }
   }
 }
-
-INSTANTIATE_TEST_SUITE_P(Engines, Features, testing::ValuesIn(every_engine()), engine_name);
 
 }  // namespace
 }  // namespace fovea::test

@@ -6,7 +6,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/isa.h"
-#include "harness/accuracy.h"
+#include "harness/comparison.h"
 
 namespace fovea::test {
 namespace {
@@ -103,19 +103,26 @@ void run(const Engine& engine, const harness::Case& c, harness::CaseTensors& ten
   EXPECT_TRUE(tensors.inputs_unchanged()) << reproduce(engine, c);
 }
 
-void expect_accurate(const Engine& engine, const harness::Case& c) {
+void expect_accurate(const std::vector<Engine>& engines, const harness::Case& c) {
   harness::CaseTensors tensors(c);
-  run(engine, c, tensors);
-  if (testing::Test::HasFatalFailure()) return;
-  for (const harness::Accuracy& a :
-       harness::compare_with_oracle(c, tensors, c.forward, c.backward)) {
-    EXPECT_TRUE(a.ok) << a.tensor << ": error " << a.max_err << ", bound " << a.bound << "; rms "
-                      << a.rms << ", bound " << a.rms_bound << reproduce(engine, c);
+  harness::Comparison comparison(c, tensors);
+  for (const Engine& engine : engines) {
+    run(engine, c, tensors);
+    if (testing::Test::HasFatalFailure()) return;
+    std::vector<harness::Accuracy> found;
+    if (c.forward) found = comparison.forward();
+    if (c.backward) {
+      for (const harness::Accuracy& a : comparison.backward()) found.push_back(a);
+    }
+    for (const harness::Accuracy& a : found) {
+      EXPECT_TRUE(a.ok) << a.tensor << ": error " << a.max_err << ", bound " << a.bound << "; rms "
+                        << a.rms << ", bound " << a.rms_bound << reproduce(engine, c);
+    }
   }
 }
 
-void expect_accurate(const Engine& engine, const std::string& text) {
-  expect_accurate(engine, must_parse(text));
+void expect_accurate(const std::vector<Engine>& engines, const std::string& text) {
+  expect_accurate(engines, must_parse(text));
 }
 
 std::string engine_name(const testing::TestParamInfo<Engine>& info) {

@@ -38,9 +38,10 @@ std::string reproduce(const Engine& engine, const harness::Case& c);
 void run(const Engine& engine, const harness::Case& c, harness::CaseTensors& tensors,
          int threads = 2);
 
-// Runs the case and holds every output to the oracle under the 2x rule.
-void expect_accurate(const Engine& engine, const harness::Case& c);
-void expect_accurate(const Engine& engine, const std::string& text);
+// Runs the case on every engine and holds each output to the oracle under the 2x rule. The oracle,
+// which is what such a test spends its time on, is asked once for all engines.
+void expect_accurate(const std::vector<Engine>& engines, const harness::Case& c);
+void expect_accurate(const std::vector<Engine>& engines, const std::string& text);
 
 class EveryEngine : public testing::TestWithParam<Engine> {};
 class CpuEngine : public testing::TestWithParam<Engine> {};
