@@ -53,8 +53,13 @@ std::string cu_seqlens(Subject& s) {
   const bool q = s.random.chance(50);
   const TensorView& t = q ? s.inputs.cu_seqlens_q : s.inputs.cu_seqlens_kv;
   const int64_t longest = q ? s.problem.q_len : s.problem.kv_len;
-  const int64_t at = s.random.range(0, s.problem.batch);
   auto* values = static_cast<int32_t*>(t.data);
+  if (s.random.chance(30)) {  // one row more or less than the tensor has
+    values[s.problem.batch] += s.random.chance(50) ? 1 : -1;
+    s.arena.remember();
+    return q ? "cu_seqlens_q[" : "cu_seqlens_kv[";
+  }
+  const int64_t at = s.random.range(0, s.problem.batch);
   // Far from any neighbour: it breaks the first value, the order, a length or the total, and the
   // message names this element or the next.
   const auto far = static_cast<int32_t>(2 * longest + 1);

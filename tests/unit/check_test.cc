@@ -217,6 +217,10 @@ TEST_F(CheckCallTest, Strides) {
   EXPECT_EQ(refusal(),
             "backward: k.strides[1] is 2305843009213693951, must keep the tensor's extent under "
             "2^63 bytes");
+  t_.k.strides[1] = kHuge / 16;  // 2^61 elements fit, their 2^63 bytes do not
+  EXPECT_EQ(refusal(),
+            "backward: k.strides[1] is 576460752303423487, must keep the tensor's extent under "
+            "2^63 bytes");
   t_ = good;
   t_.k.strides[0] = 0;  // an expanded input is legal, an expanded output is not
   EXPECT_TRUE(check_backward(p_, Device::cpu(), t_).ok());
