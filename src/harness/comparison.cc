@@ -36,7 +36,7 @@ ErrorSum::Floor Comparison::gradient_floor() const {
       }
     }
   }
-  return {floor_of(problem_.dtype), 0, 0x1p-23 * lse};
+  return {floor_of(problem_.dtype), 0, 0x1p-23 * lse, case_.data == DataFamily::kConstant};
 }
 
 void Comparison::add_rows(ErrorSum& sum, const TensorView& result, const GroupSample& group,
@@ -89,8 +89,10 @@ std::vector<Accuracy> Comparison::forward() {
       lse.add(reference::load_one<double>(t.lse, at), exact.lse[n], exact.lse[n]);
     }
   }
-  std::vector<Accuracy> found{out.result({floor_of(problem_.dtype), 0, 0})};
-  if (t.lse.given()) found.push_back(lse.result({0, is_half(problem_.dtype) ? 1e-3 : 1e-5, 0}));
+  std::vector<Accuracy> found{
+      out.result({floor_of(problem_.dtype), 0, 0, case_.data == DataFamily::kConstant})};
+  if (t.lse.given())
+    found.push_back(lse.result({0, is_half(problem_.dtype) ? 1e-3 : 1e-5, 0, true}));
   return found;
 }
 

@@ -113,6 +113,7 @@ std::vector<GroupSample> Comparison::sample(const Budget& budget) const {
 // delta, one lse. A small case is therefore drawn again with other seeds for the yardstick alone,
 // until there are enough rows or the cost is spent.
 std::vector<const CaseTensors*> Comparison::other_draws(int64_t rows, double cost) {
+  if (case_.data == DataFamily::kConstant) rows = 1;  // they are all alike
   int64_t draws = std::min(kMostDraws, kEnoughRows / std::max<int64_t>(1, rows)) - 1;
   if (cost > 0) draws = std::min(draws, static_cast<int64_t>(cost_limit_ / cost));
   Case other = case_;
@@ -201,7 +202,8 @@ Comparison::BiasAnswers Comparison::ask_bias() {
         whole);
   };
   answers.sample = ask(tensors_);
-  for (const auto* other : other_draws(group_count() * rows_per_group(), whole)) {
+  const int64_t rows = std::min(all * problem_.kv_len, group_count() * rows_per_group());
+  for (const auto* other : other_draws(rows, whole)) {
     const auto [exact, plain] = ask(*other);
     add_plain(answers.sum, exact, plain);
   }

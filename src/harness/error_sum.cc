@@ -57,7 +57,12 @@ Accuracy ErrorSum::result(const Floor& allowed) const {
   a.max_err = wrong_kind_ ? std::nan("") : max_;
   a.bound = 2 * plain_max_ + floor + ulp_ * magnitude_;
   a.rms = std::sqrt(mean(squares_, count_));
-  a.rms_bound = 1.5 * std::sqrt(mean(plain_squares_, plain_count_)) + floor + ulp_ * magnitude_;
+  // The rms of few values scatters around what it would be of many: they get more room, up to the
+  // bound of the largest.
+  const double room = 1.5 * (1 + 8 / std::sqrt(static_cast<double>(std::max<int64_t>(1, count_))));
+  a.rms_bound = std::min(
+      a.bound, room * std::sqrt(mean(plain_squares_, plain_count_)) + floor + ulp_ * magnitude_);
+  if (allowed.alike) a.rms_bound = a.bound;
   a.mean_err = mean(signed_, count_);
   a.ok = !wrong_kind_ && a.max_err <= a.bound && a.rms <= a.rms_bound;
   return a;

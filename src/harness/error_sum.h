@@ -12,6 +12,7 @@ class ErrorSum {
     double absolute = 0;
     double relative = 0;  // of the largest magnitude, at least 1
     double scaled = 0;    // of the largest magnitude
+    bool alike = false;   // all rows round alike, so that their rms is as good as their largest
   };
 
   ErrorSum(std::string tensor, DType dtype);

@@ -62,7 +62,7 @@ double direction(int64_t d) { return (hash64(static_cast<uint64_t>(d)) & 1) != 0
 // Rows of q, k, v, dout: (row, head, channel) of one batch member, or of the packed whole.
 void fill_rows(const TensorView& t, InputName name, DataFamily data, uint64_t key) {
   const bool scores = name == InputName::kQ || name == InputName::kK;
-  const double constant = name == InputName::kQ ? 0.5 : name == InputName::kK ? -0.25 : 1.3;
+  const double constant = 2 * uniform(hash64(key)) - 1;
   const auto noise = [key](uint64_t flat) { return normal(hash64(key + flat)); };
   switch (data) {
     case DataFamily::kNormal:
