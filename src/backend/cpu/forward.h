@@ -118,7 +118,7 @@ class Forward {
       }
       keep = from.template take<float>(kTileKv);
       clean = from.template take<T>(int64_t{kTileKv} * a.dim_v);
-      stream_q = from.template take<float>(int64_t{M::kStreamRows} * round_up(a.dim_qk, kLanes));
+      stream_q = from.template take<float>(int64_t{M::kStreamRows} * round_up(a.dim_qk, 2 * kLanes));
     }
   };
 
@@ -287,26 +287,28 @@ class Forward {
 
   // Few rows: keys are read once, where they lie.
   void stream() {
-    const int q_stride = round_up(a_.dim_qk, kLanes);
+    const int q_stride = round_up(a_.dim_qk, 2 * kLanes);
     for (int r = 0; r < count_; ++r) {
       const T* q = row_pointer<T>(a_.q, head_, s_.rows[r].head, s_.rows[r].i, head_.sequence.q_row);
-      for (int d = 0; d < q_stride; d += kLanes) {
-        store(s_.stream_q + r * q_stride + d, load_up_to(q + d, a_.dim_qk - d));
-      }
+      stream_query(s_.stream_q + r * q_stride, q, a_.dim_qk);
     }
     const KeyRange seen = seen_by(0, count_);
     for (int64_t j = seen.begin / 4 * 4; j < seen.end; j += kStreamKeys) {
       const int keys = static_cast<int>(smaller(kStreamKeys, seen.end - j));
       const int padded = round_up(keys, 2 * kLanes);
-      stream_scores(s_.scores, kScoreStride, s_.stream_q, q_stride, count_, k_row(j),
-                    a_.k.strides.row, keys, a_.dim_qk);
+      in_row_groups(count_, [&]<int kRows>(int r) {
+        stream_score_rows<kRows>(s_.scores + r * kScoreStride, kScoreStride, s_.stream_q + r * q_stride,
+                                 q_stride, k_row(j), a_.k.strides.row, keys, a_.dim_qk);
+      });
       for (int r = 0; r < count_; ++r) {
         float* const s = s_.scores + r * kScoreStride;
         for (int x = keys; x < padded; ++x) s[x] = kMinusInf;
         softmax_row(r, s, {j, 0, keys}, padded, [&](int x, Vec p) { store(s + x, p); });
       }
-      stream_values(s_.acc, dv_pad_, s_.scores, kScoreStride, count_, v_row(j), a_.v.strides.row,
-                    keys, a_.dim_v);
+      in_row_groups(count_, [&]<int kRows>(int r) {
+        stream_value_rows<kRows>(s_.acc + int64_t{r} * dv_pad_, dv_pad_, s_.scores + r * kScoreStride,
+                                 kScoreStride, v_row(j), a_.v.strides.row, keys, a_.dim_v);
+      });
     }
   }
 

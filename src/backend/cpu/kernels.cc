@@ -6,6 +6,7 @@
 #include "backend/cpu/backward.h"
 #include "backend/cpu/bias_gradient.h"
 #include "backend/cpu/forward.h"
+#include "prim/cpu/matrix.h"
 #include "prim/cpu/matrix_f32.h"
 #if defined(__AMX_BF16__)
 #include "prim/cpu/matrix_amx.h"
@@ -27,6 +28,7 @@ using MatrixBf16 = MatrixBfmmla;
 #else
 using MatrixBf16 = MatrixF32;
 #endif
+static_assert(Matrix<MatrixF32, float> && Matrix<MatrixF32, F16> && Matrix<MatrixBf16, Bf16>);
 
 double seconds() {
   timespec now{};

@@ -9,6 +9,7 @@
 namespace fovea::FOVEA_ISA {
 
 constexpr int kLanes = 16;
+constexpr int kVectorRegisters = 32;
 using Vec = __m512;
 
 FOVEA_INLINE Vec zero() { return _mm512_setzero_ps(); }
@@ -40,6 +41,27 @@ FOVEA_INLINE Vec load_first(const Bf16* p, int n) {
 }
 FOVEA_INLINE Vec load_first(const F16* p, int n) {
   return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(n), p));
+}
+
+// 32 bf16 widen with one operation a vector into their even and their odd elements.
+FOVEA_INLINE void load_two(const Bf16* p, Vec& even, Vec& odd) {
+  const __m512i bits = _mm512_loadu_si512(p);
+  even = _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+  odd = _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+FOVEA_INLINE void to_loaded_order(const Bf16*, Vec& a, Vec& b) {
+  const __m512i even =
+      _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  const Vec low = a;
+  a = _mm512_permutex2var_ps(low, even, b);
+  b = _mm512_permutex2var_ps(low, _mm512_add_epi32(even, _mm512_set1_epi32(1)), b);
+}
+FOVEA_INLINE void from_loaded_order(const Bf16*, Vec& a, Vec& b) {
+  const __m512i low =
+      _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  const Vec even = a;
+  a = _mm512_permutex2var_ps(even, low, b);
+  b = _mm512_permutex2var_ps(even, _mm512_add_epi32(low, _mm512_set1_epi32(8)), b);
 }
 
 // bf16 with round to nearest even, NaN kept: what VCVTNEPS2BF16 does, without needing it.
