@@ -4,14 +4,23 @@
 #include <algorithm>
 #include <cstring>
 
-#include "plan/build.h"
-
 namespace fovea::invalid {
 namespace {
 
 constexpr size_t kArenaBytes = 1 << 19;
 constexpr std::byte kInputByte{0x3c};   // a small positive number in every float type
 constexpr std::byte kOutputByte{0xc5};  // the canary
+
+// Scratch of any size, kept from case to case: its contents mean nothing, and an engine's may be
+// far larger than these tensors.
+void* scratch(size_t bytes) {
+  static std::vector<std::byte> memory;
+  if (memory.size() < bytes + 2 * kWorkspaceAlignment) {
+    memory.resize(bytes + 2 * kWorkspaceAlignment);
+  }
+  const auto at = reinterpret_cast<uintptr_t>(memory.data());
+  return memory.data() + (kWorkspaceAlignment - at % kWorkspaceAlignment) % kWorkspaceAlignment;
+}
 
 uint64_t number_from(const char* variable, uint64_t otherwise) {
   const char* text = std::getenv(variable);
@@ -59,8 +68,7 @@ Subject::Subject(uint64_t seed) : random(seed * 0x9E3779B97F4A7C15u) {
   list_arguments();
   const Result<Plan> plan = make_plan(problem, Device::cpu(), options);
   workspace_needed = plan.ok() ? plan->workspace_bytes(pass) : 0;
-  workspace = {arena.take(static_cast<int64_t>(workspace_needed) + 64, kOutputByte),
-               workspace_needed};
+  workspace = {scratch(workspace_needed), workspace_needed};
 }
 
 void Subject::draw_problem() {
