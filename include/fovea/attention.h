@@ -92,6 +92,7 @@ struct DropoutSeed {
 
 // Inputs of both passes. q, k, v take any strides with the last one 1. In the packed layout the
 // first two dimensions of q, k, v, out are one: [total, head, dim].
+// Where f32 is written here and below, an f64 problem takes f64; a bias may be f32 in either.
 struct AttentionInputs {
   TensorView q;             // [batch, q_len, head_q, dim_qk]
   TensorView k;             // [batch, kv_len, head_kv, dim_qk]
