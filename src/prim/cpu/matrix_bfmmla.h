@@ -193,9 +193,12 @@ struct MatrixBfmmla {
     for (int k = 0; k < depth; k += 4) {
       bfloat16x8_t x[kPairs];
       for (int p = 0; p < kPairs; ++p) x[p] = operand(a + 2 * p * lda + 2 * k);
+#pragma GCC unroll 4
       for (int q = 0; q < 4; ++q) {
         const bfloat16x8_t y = operand(b + k * kPanel + 8 * q);
         for (int p = 0; p < kPairs; ++p) acc[p][q] = vbfmmlaq_f32(acc[p][q], x[p], y);
+        // Loads stay on their side: all four at once would push accumulators out of the registers.
+        __atomic_signal_fence(__ATOMIC_SEQ_CST);
       }
     }
     for (int p = 0; p < kPairs; ++p) {
