@@ -45,8 +45,10 @@ TEST_P(ForwardProperty, OneKeyGivesItsValue) {
           double score = 0;
           for (int64_t d = 0; d < 64; ++d) {
             score += read_element(f.q, b, i, h, d) * read_element(f.k, b, 0, h / 2, d) / 8;
-            ASSERT_EQ(read_element(f.out, b, i, h, d), read_element(f.v, b, 0, h / 2, d))
-                << reproduce(GetParam(), c);
+            const double v = read_element(f.v, b, 0, h / 2, d);
+            // A weight divided by itself: exact, but for the last bits of f32.
+            const double slack = c.problem.dtype == DType::kF32 ? 0x1p-22 * std::abs(v) : 0;
+            ASSERT_NEAR(read_element(f.out, b, i, h, d), v, slack) << reproduce(GetParam(), c);
           }
           ASSERT_NEAR(read_element(f.lse, b, h, i), score, 1e-4) << reproduce(GetParam(), c);
         }
