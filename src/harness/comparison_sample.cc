@@ -114,9 +114,12 @@ std::vector<GroupSample> Comparison::sample(const Budget& budget) const {
 // until there are enough rows or the cost is spent.
 std::vector<const CaseTensors*> Comparison::other_draws(int64_t rows, double cost) {
   if (case_.data == DataFamily::kConstant) rows = 1;  // they are all alike
-  // Large logits make one weight 1 and the rest 0, but for the odd row where two keys compete.
-  const int64_t enough = kEnoughRows * (case_.data == DataFamily::kLargeLogits ? 32 : 1);
-  int64_t draws = std::min(kMostDraws, enough / std::max<int64_t>(1, rows)) - 1;
+  // Large logits make one weight 1 and the rest 0, but for the odd row where two keys compete: it
+  // takes many rows to meet one.
+  const int64_t odd = case_.data == DataFamily::kLargeLogits ? 32 : 1;
+  int64_t draws = std::min(kMostDraws * std::min<int64_t>(odd, 4),
+                           kEnoughRows * odd / std::max<int64_t>(1, rows)) -
+                  1;
   if (cost > 0) draws = std::min(draws, static_cast<int64_t>(cost_limit_ / cost));
   Case other = case_;
   const CaseLengths lengths = lengths_of(case_);
