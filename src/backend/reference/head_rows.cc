@@ -13,7 +13,8 @@ namespace {
 constexpr int64_t kStrip = 512;  // keys whose running sums stay in the first-level cache
 
 // sums[n] = sum_d x[d] * m_t[d][n] for begin <= n < end. Written as sums of rows, not as dot
-// products, so that a compiler may use vectors without reordering a sum.
+// products, so that a compiler may use vectors without reordering a sum: the terms are added one by
+// one, as a plain matrix product does.
 template <typename Real>
 void dot_columns(const Real* x, int64_t dim, const Real* m_t, int64_t stride, int64_t begin,
                  int64_t end, Real* __restrict sums) {
@@ -25,7 +26,7 @@ void dot_columns(const Real* x, int64_t dim, const Real* m_t, int64_t stride, in
       const Real *m0 = m_t + d * stride, *m1 = m0 + stride, *m2 = m1 + stride, *m3 = m2 + stride;
       const Real x0 = x[d], x1 = x[d + 1], x2 = x[d + 2], x3 = x[d + 3];
       for (int64_t n = first; n < last; ++n) {
-        sums[n] += (x0 * m0[n] + x1 * m1[n]) + (x2 * m2[n] + x3 * m3[n]);
+        sums[n] = (((sums[n] + x0 * m0[n]) + x1 * m1[n]) + x2 * m2[n]) + x3 * m3[n];
       }
     }
     for (; d < dim; ++d) {
@@ -53,7 +54,7 @@ void sum_rows(const int64_t* listed, int64_t count, const Weight& weight, const 
     const Real w0 = w[0], w1 = w[1], w2 = w[2], w3 = w[3];
     const Real *r0 = row[0], *r1 = row[1], *r2 = row[2], *r3 = row[3];
     for (int64_t d = 0; d < dim; ++d) {
-      out[d] += (w0 * r0[d] + w1 * r1[d]) + (w2 * r2[d] + w3 * r3[d]);
+      out[d] = (((out[d] + w0 * r0[d]) + w1 * r1[d]) + w2 * r2[d]) + w3 * r3[d];
     }
   }
   for (int at = 0; at < held; ++at) {

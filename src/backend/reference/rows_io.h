@@ -23,12 +23,15 @@ inline int64_t lse_element(const TensorView& t, const Sequence& s, int64_t h, in
   return s.batch_at * t.strides[0] + h * t.strides[1] + i * t.strides[2];
 }
 
-// delta = sum_d dout * out - dlse, for dout and out of one row.
+// delta = sum_d dout * out - dlse, for dout and out of one row. Summed in lanes as a reduction is,
+// not term by term as a matrix product: in the plain formula dout . v and delta must not round
+// alike, or a row with one key would cancel to an exact zero that no fused engine can promise.
 template <typename Real>
 Real delta_of(const BackwardTensors& t, const Sequence& s, int64_t h, int64_t i, int64_t dim_v,
               const Real* dout, const Real* out) {
-  Real delta = 0;
-  for (int64_t d = 0; d < dim_v; ++d) delta += dout[d] * out[d];
+  Real lanes[4] = {};
+  for (int64_t d = 0; d < dim_v; ++d) lanes[d % 4] += dout[d] * out[d];
+  Real delta = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
   if (t.dlse.given()) delta -= load_one<Real>(t.dlse, lse_element(t.dlse, s, h, i));
   return delta;
 }
