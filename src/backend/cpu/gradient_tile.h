@@ -2,7 +2,7 @@
 // the score gradients ds = p (dp - delta), in the operand forms that the products after it take.
 #pragma once
 
-#include "backend/cpu/forward.h"
+#include "backend/cpu/forward_state.h"
 
 namespace fovea::FOVEA_ISA {
 

@@ -21,8 +21,8 @@ FOVEA_INLINE void stream_query(float* dst, const T* q, int dim) {
 
 // Scores of kRows rows and kLanes / kRows keys: one accumulator each, summed over lanes at the end.
 template <int kRows, typename T>
-FOVEA_INLINE void stream_score_tile(float* scores, int64_t score_stride, const float* q, int q_stride,
-                                    const T* k, int64_t k_stride, int dim) {
+FOVEA_INLINE void stream_score_tile(float* scores, int64_t score_stride, const float* q,
+                                    int q_stride, const T* k, int64_t k_stride, int dim) {
   constexpr int kKeys = kLanes / kRows;
   Vec acc[kLanes];
   for (int x = 0; x < kLanes; ++x) acc[x] = zero();
@@ -60,12 +60,13 @@ FOVEA_INLINE void stream_score_tile(float* scores, int64_t score_stride, const f
 
 // scores[r][j] = q_r . k_j for the keys of one block; q comes from stream_query.
 template <int kRows, typename T>
-FOVEA_INLINE void stream_score_rows(float* scores, int64_t score_stride, const float* q, int q_stride,
-                                    const T* k, int64_t k_stride, int keys, int dim) {
+FOVEA_INLINE void stream_score_rows(float* scores, int64_t score_stride, const float* q,
+                                    int q_stride, const T* k, int64_t k_stride, int keys, int dim) {
   constexpr int kKeys = kLanes / kRows;
   int j = 0;
   for (; j + kKeys <= keys; j += kKeys) {
-    stream_score_tile<kRows>(scores + j, score_stride, q, q_stride, k + j * k_stride, k_stride, dim);
+    stream_score_tile<kRows>(scores + j, score_stride, q, q_stride, k + j * k_stride, k_stride,
+                             dim);
   }
   for (; j < keys; ++j) {
     for (int r = 0; r < kRows; ++r) {
@@ -83,11 +84,11 @@ FOVEA_INLINE void stream_score_rows(float* scores, int64_t score_stride, const f
   }
 }
 
-// acc_r += sum_j p[r][j] v_j over kRows rows and 2 * kPairs vectors of v. A weight of zero adds nothing,
-// whatever its value holds.
+// acc_r += sum_j p[r][j] v_j over kRows rows and 2 * kPairs vectors of v. A weight of zero adds
+// nothing, whatever its value holds.
 template <int kRows, int kPairs, typename T>
-FOVEA_INLINE void stream_value_tile(float* acc, int64_t acc_stride, const float* p, int64_t p_stride,
-                                    const T* v, int64_t v_stride, int keys) {
+FOVEA_INLINE void stream_value_tile(float* acc, int64_t acc_stride, const float* p,
+                                    int64_t p_stride, const T* v, int64_t v_stride, int keys) {
   Vec total[kRows][2 * kPairs];
   for (int r = 0; r < kRows; ++r) {
     for (int x = 0; x < 2 * kPairs; x += 2) {
@@ -135,8 +136,9 @@ FOVEA_INLINE void stream_value_tile(float* acc, int64_t acc_stride, const float*
 }
 
 template <int kRows, typename T>
-FOVEA_INLINE void stream_value_rows(float* acc, int64_t acc_stride, const float* p, int64_t p_stride,
-                                    const T* v, int64_t v_stride, int keys, int dim) {
+FOVEA_INLINE void stream_value_rows(float* acc, int64_t acc_stride, const float* p,
+                                    int64_t p_stride, const T* v, int64_t v_stride, int keys,
+                                    int dim) {
   constexpr int kPairs = kLanes == 16 && kRows <= 2 ? 4 : 2;  // accumulators for half the registers
   int d = 0;
   for (; d + 2 * kPairs * kLanes <= dim; d += 2 * kPairs * kLanes) {
@@ -150,7 +152,8 @@ FOVEA_INLINE void stream_value_rows(float* acc, int64_t acc_stride, const float*
       Vec total = load(acc + r * acc_stride + d);
       for (int j = 0; j < keys; ++j) {
         const float weight = p[r * p_stride + j];
-        if (weight != 0) total = fma(load_up_to(v + j * v_stride + d, dim - d), broadcast(weight), total);
+        if (weight != 0)
+          total = fma(load_up_to(v + j * v_stride + d, dim - d), broadcast(weight), total);
       }
       store(acc + r * acc_stride + d, total);
     }

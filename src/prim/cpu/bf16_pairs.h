@@ -93,6 +93,15 @@ struct Bf16Pairs {
   FOVEA_INLINE static void store_left(Bf16* dst, int64_t ld, int row, int col, Vec x) {
     store(dst + row * ld + col, x);
   }
+  // Two neighbouring vectors at once, from a column that is a multiple of 32.
+  FOVEA_INLINE static void store_left_two(Bf16* dst, int64_t ld, int row, int col, Vec x, Vec y) {
+#ifdef __AVX512BF16__
+    _mm512_storeu_si512(dst + row * ld + col, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(y, x)));
+#else
+    store_left(dst, ld, row, col, x);
+    store_left(dst, ld, row, col + kLanes, y);
+#endif
+  }
   FOVEA_INLINE static float left_at(const Bf16* src, int64_t ld, int row, int col) {
     return to_float(src[row * ld + col]);
   }

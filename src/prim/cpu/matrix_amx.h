@@ -38,10 +38,14 @@ struct MatrixAmx : Bf16Pairs {
   }
   static void end() { _tile_release(); }
 
+  static constexpr bool kOnePass = true;
+  static constexpr int kSlotColumns = 64;
+
   // rows and the operands behind them are padded to 16, cols to 32, depth to 32.
   template <bool kAccumulate>
   static void multiply(float* c, int64_t ldc, int rows, int cols, int depth, Left a, const Bf16* b,
                        int64_t b_depth_pad) {
+    memory_fence();
     for (int n = 0; n < cols; n += 32) {
       const Bf16* b0 = b + n * b_depth_pad;
       const Bf16* b1 = b0 + 16 * b_depth_pad;
@@ -52,7 +56,11 @@ struct MatrixAmx : Bf16Pairs {
       if (m < rows)
         tiles_1x2<kAccumulate>(c + m * ldc + n, ldc, depth, a.data + m * a.row, a.row, b0, b1);
     }
+    memory_fence();
   }
+
+  // GCC does not know that tile loads and stores touch memory: nothing may be moved across one.
+  FOVEA_INLINE static void memory_fence() { asm volatile("" ::: "memory"); }
 
  private:
   template <bool kAccumulate>

@@ -15,6 +15,7 @@ struct MatrixF32 {
   static constexpr int kDepthAlign =
       4;  // the backward pass stores four rows of a right operand at once
   static constexpr bool kTransposedLeftIsAView = true;
+  static constexpr bool kOnePass = false;
   static constexpr int kTileQ = 64;
   static constexpr int kTileKv = 256;
   static constexpr int kStreamRows = 4;
@@ -22,7 +23,7 @@ struct MatrixF32 {
   static constexpr int kBackwardTileQ = 64;
   static constexpr int kBackwardTileKv = 256;
   static constexpr int kRowsAtOnce =
-      kLanes == 8 ? 4 : 8;  // accumulators: 8 of 16, or 16 of 32 registers
+      kVectorRegisters == 16 ? 6 : 8;  // accumulators: 12 of 16, or 16 of 32 registers
 
   struct Left {
     const float* data;

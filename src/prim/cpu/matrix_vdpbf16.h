@@ -13,7 +13,7 @@ struct MatrixVdpbf16 : Bf16Pairs {
   static constexpr int kColumnAlign = 32;
   static constexpr int kRowAlign = 1;
   static constexpr int kDepthAlign = 32;
-  static constexpr bool kOverlaps = false;
+  static constexpr bool kOnePass = false;
   static constexpr int kTileQ = 64;
   static constexpr int kTileKv = 256;
   static constexpr int kStreamRows = 4;

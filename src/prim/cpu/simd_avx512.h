@@ -47,18 +47,17 @@ FOVEA_INLINE Vec load_first(const F16* p, int n) {
 FOVEA_INLINE void load_two(const Bf16* p, Vec& even, Vec& odd) {
   const __m512i bits = _mm512_loadu_si512(p);
   even = _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
-  odd = _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+  odd =
+      _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 FOVEA_INLINE void to_loaded_order(const Bf16*, Vec& a, Vec& b) {
-  const __m512i even =
-      _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
   const Vec low = a;
   a = _mm512_permutex2var_ps(low, even, b);
   b = _mm512_permutex2var_ps(low, _mm512_add_epi32(even, _mm512_set1_epi32(1)), b);
 }
 FOVEA_INLINE void from_loaded_order(const Bf16*, Vec& a, Vec& b) {
-  const __m512i low =
-      _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  const __m512i low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   const Vec even = a;
   a = _mm512_permutex2var_ps(even, low, b);
   b = _mm512_permutex2var_ps(even, _mm512_add_epi32(low, _mm512_set1_epi32(8)), b);

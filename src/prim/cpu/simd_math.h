@@ -63,8 +63,9 @@ FOVEA_INLINE void store_up_to(T* p, Vec x, int n) {
   }
 }
 
-// Two vectors from 2 * kLanes elements, in whatever order the instruction set loads fastest; the other two
-// put vectors in element order into that order, and back. An instruction set may overload them.
+// Two vectors from 2 * kLanes elements, in whatever order the instruction set loads fastest; the
+// other two put vectors in element order into that order, and back. An instruction set may overload
+// them.
 template <typename T>
 FOVEA_INLINE void load_two(const T* p, Vec& a, Vec& b) {
   a = load(p);

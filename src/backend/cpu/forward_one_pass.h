@@ -1,0 +1,108 @@
+// The forward step where products are so fast that moving scores counts (AMX): weights are made
+// slot by slot of columns, while a slot's scores are still in the nearest cache, in one pass over
+// them.
+//
+// So that weights can be made from a slot alone, their exponents refer to a max that is known
+// before: that of the row's first slot, and it stays. Float exponents leave room for weights up to
+// kHeadroom above it; a tile whose sums say otherwise is done again, exactly.
+#pragma once
+
+#include "backend/cpu/forward_state.h"
+
+namespace fovea::FOVEA_ISA {
+
+template <typename T, typename M>
+class OnePass {
+ public:
+  using State = ForwardState<T, M>;
+  using Job = typename State::Job;
+
+  explicit OnePass(State& state) : t_(state) {}
+
+  void tile(const Job& job) {
+    for (int r = 0; r < job.rows; ++r) store(t_.s.sums + r * kLanes, zero());
+    for (int from = job.columns.from; from < job.to_pad; from += kSlot) {
+      const int width = static_cast<int>(smaller(kSlot, job.to_pad - from));
+      M::template multiply<false>(t_.s.ring, kSlot, job.rows, width, t_.dq_pad, t_.queries_of(job),
+                                  t_.keys_of(from), t_.dq_pad);
+      hide_unseen_of(job, from, width);
+      if (from == job.columns.from && !set_reference(job, width)) return t_.exact_tile(job);
+      width == kSlot ? weights<kSlot>(job, from) : weights<kSlot / 2>(job, from);
+    }
+    if (!add_sums(job)) return t_.exact_tile(job);
+    M::template multiply<true>(t_.s.acc + int64_t{job.row} * t_.dv_pad, t_.dv_pad, job.rows,
+                               t_.dv_pad, job.to_pad - job.columns.from, t_.weights_of(job),
+                               t_.values_of(job), State::kTileKv);
+    if (t_.v_nonfinite) t_.add_nonfinite(job);
+  }
+
+ private:
+  static constexpr int kSlot = M::kSlotColumns;
+  static_assert(kSlot == 2 * M::kColumnAlign, "a tile ends on a whole or a half slot");
+  static constexpr float kHeadroom = 0x1p40f;
+
+  void hide_unseen_of(const Job& job, int from, int width) {
+    const Columns columns{job.columns.first + from, 0, width};
+    for (int r = 0; r < job.rows; ++r) {
+      const Row& row = t_.s.rows[job.row + r];
+      if (!row.sees_all(columns.first, columns.first + width)) {
+        hide_unseen(row, columns, t_.s.ring + r * kSlot);
+      }
+    }
+  }
+
+  // A max for rows that have none yet, from the tile's first slot; false when a row sees no key
+  // there.
+  bool set_reference(const Job& job, int width) {
+    bool all = true;
+    for (int r = 0; r < job.rows; ++r) {
+      float& m = t_.s.m[job.row + r];
+      if (m != kMinusInf) continue;
+      Vec top = load(t_.s.ring + r * kSlot);
+      for (int j = kLanes; j < width; j += kLanes) top = max(top, load(t_.s.ring + r * kSlot + j));
+      const float found = largest(top) * t_.to_log2;
+      if (found - found == 0) {
+        m = found;
+      } else {
+        all = false;
+      }
+    }
+    return all;
+  }
+
+  template <int kWidth>
+  void weights(const Job& job, int from) {
+    typename M::Elem* const weights = job.weights;
+    const float* const scores = t_.s.ring;
+    const float* const m = t_.s.m + job.row;
+    float* const sums = t_.s.sums;
+    const Vec c = broadcast(t_.to_log2);
+    for (int r = 0; r < job.rows; ++r) {
+      const Vec minus_m = broadcast(-m[r]);
+      Vec total = load(sums + r * kLanes);
+      for (int j = 0; j < kWidth; j += 2 * kLanes) {
+        const Vec p0 = exp2<M::kExp2>(fma(load(scores + r * kSlot + j), c, minus_m));
+        const Vec p1 = exp2<M::kExp2>(fma(load(scores + r * kSlot + j + kLanes), c, minus_m));
+        total = total + (p0 + p1);
+        M::store_left_two(weights, State::kScoreStride, r, from + j, p0, p1);
+      }
+      store(sums + r * kLanes, total);
+    }
+  }
+
+  // Adds the tile's sums to the rows'; false, and nothing added, when one has outgrown its
+  // reference.
+  bool add_sums(const Job& job) {
+    for (int r = 0; r < job.rows; ++r) {
+      float* const lanes = t_.s.sums + r * kLanes;
+      lanes[0] = sum(load(lanes));
+      if (!(lanes[0] < kHeadroom)) return false;
+    }
+    for (int r = 0; r < job.rows; ++r) t_.s.l[job.row + r] += t_.s.sums[r * kLanes];
+    return true;
+  }
+
+  State& t_;
+};
+
+}  // namespace fovea::FOVEA_ISA

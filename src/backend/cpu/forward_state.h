@@ -1,0 +1,232 @@
+// What a forward task keeps while it runs, and its exact step: one tile of query rows against one
+// block of keys, with the block's own max known before any weight is made.
+#pragma once
+
+#include "backend/cpu/kernels.h"
+#include "backend/cpu/scores.h"
+#include "backend/cpu/scratch.h"
+
+namespace fovea::FOVEA_ISA {
+
+using cpu::ForwardTask;
+using cpu::Rows;
+
+template <typename T>
+FOVEA_INLINE T* row_pointer(const Rows& t, const Head& head, int64_t h, int64_t row,
+                            int64_t first_row) {
+  return static_cast<T*>(t.data) + head.sequence.batch_at * t.strides.batch + h * t.strides.head +
+         (first_row + row) * t.strides.row;
+}
+
+// One tile of rows against the columns of a block that it sees.
+template <typename Elem>
+struct TileJob {
+  int row, rows;
+  Columns columns;
+  int to_pad;  // columns.to, padded as right operands are
+  Elem* weights;
+};
+
+template <typename T, typename M>
+struct ForwardState {
+  using Elem = typename M::Elem;
+  using Job = TileJob<Elem>;
+  static constexpr int kTileQ = M::kTileQ;
+  static constexpr int kTileKv = M::kTileKv;
+  // Off a power of two, so that rows lie in different cache sets; whole cache lines, so that none
+  // is split.
+  static constexpr int kScoreStride = kTileKv + 32;
+  static constexpr int kMaxTiles = M::kRowsPerTask / kTileQ;
+
+  struct Buffers {
+    Row* rows;      // [rows]
+    Elem* q;        // left operand [rows][dq_pad]
+    float* acc;     // [rows][dv_pad]
+    float *m, *l;   // [rows]: reference max in log2 units, sum of weights
+    Elem *k, *v;    // right operands of one block
+    float* scores;  // [kTileQ][kScoreStride]
+    Elem* weights;  // left operand [kTileQ][kScoreStride]; the scores themselves for f32
+    float* keep;    // [kTileKv]
+    T* clean;       // [kTileKv][dim_v]: V without its NaN and Inf, when it has any
+    float* ring;    // one pass: [kTileQ][M::kSlotColumns] scores on their way to weights
+    float* sums;    // one pass: [kTileQ][kLanes] sums of one tile's weights
+
+    static int padded_qk(const Arguments& a) { return round_up(a.dim_qk, M::kDepthAlign); }
+    static int padded_v(const Arguments& a) { return round_up(a.dim_v, M::kColumnAlign); }
+
+    template <typename Scratch>
+    Buffers(const Arguments& a, int64_t count, Scratch& from) {
+      const int64_t padded = (count + 31) / 32 * 32;
+      const int dq = padded_qk(a), dv = padded_v(a);
+      rows = from.template take<Row>(padded);
+      q = from.template take<Elem>(padded * dq);
+      acc = from.template take<float>(padded * dv);
+      m = from.template take<float>(padded);
+      l = from.template take<float>(padded);
+      k = from.template take<Elem>(int64_t{kTileKv} * dq);
+      v = from.template take<Elem>(int64_t{kTileKv} * dv);
+      scores = from.template take<float>(int64_t{kTileQ} * kScoreStride);
+      if constexpr (sizeof(Elem) == sizeof(float)) {
+        weights = reinterpret_cast<Elem*>(scores);
+      } else {
+        weights = from.template take<Elem>(int64_t{kTileQ} * kScoreStride);
+      }
+      keep = from.template take<float>(kTileKv);
+      clean = from.template take<T>(int64_t{kTileKv} * a.dim_v);
+      if constexpr (M::kOnePass) {
+        ring = from.template take<float>(int64_t{kTileQ} * M::kSlotColumns);
+        sums = from.template take<float>(int64_t{kTileQ} * kLanes);
+      }
+    }
+  };
+
+  ForwardState(const Arguments& args, const ForwardTask& the_task, ScratchCarver& carver)
+      : a(args),
+        task(the_task),
+        head(the_task.head),
+        count(static_cast<int>(the_task.row_end - the_task.row_begin)),
+        dq_pad(Buffers::padded_qk(args)),
+        dv_pad(Buffers::padded_v(args)),
+        terms(args.has_score_terms()),
+        to_log2(terms ? kLog2e : args.scale * kLog2e),
+        s(args, count, carver) {
+    const bool counts_sink = a.sink != nullptr && task.key_begin == 0;
+    for (int r = 0; r < count; ++r) {
+      Row row = row_at(a, head, task.row_begin + r);
+      row.end = smaller(row.end, task.key_end);
+      row.prefix = smaller(row.prefix, task.key_end);
+      s.rows[r] = row;
+      // A sink is a key with no value: it starts the sums.
+      s.m[r] = counts_sink ? a.sink[row.head * a.sink_head] * kLog2e : kMinusInf;
+      s.l[r] = counts_sink ? 1.0f : 0.0f;
+    }
+    for (int64_t x = 0; x < int64_t{count} * dv_pad; x += kLanes) store(s.acc + x, zero());
+  }
+
+  T* k_row(int64_t j) const { return row_pointer<T>(a.k, head, head.kv, j, head.sequence.kv_row); }
+  T* v_row(int64_t j) const { return row_pointer<T>(a.v, head, head.kv, j, head.sequence.kv_row); }
+
+  // Keys that some of rows [from, to) see.
+  KeyRange seen_by(int from, int to) const {
+    KeyRange range{task.key_end, task.key_begin};
+    for (int r = from; r < to; ++r) {
+      const Row& row = s.rows[r];
+      if (row.last_key() <= row.first_key()) continue;
+      range.begin = smaller(range.begin, row.first_key());
+      range.end = larger(range.end, row.last_key());
+    }
+    range.begin = larger(range.begin, task.key_begin);
+    return range;
+  }
+
+  void pack_block(int64_t j, int keys) {
+    M::template pack_right_transposed<T>(s.k, k_row(j), a.k.strides.row, keys, a.dim_qk, dq_pad);
+    const T* v = v_row(j);
+    int64_t stride = a.v.strides.row;
+    v_nonfinite = has_nonfinite(v, stride, keys, a.dim_v);
+    if (v_nonfinite) {
+      copy_finite(s.clean, v, stride, keys, a.dim_v);
+      v = s.clean;
+      stride = a.dim_v;
+    }
+    M::template pack_right<T>(s.v, v, stride, keys, kTileKv, a.dim_v);
+  }
+
+  typename M::Left queries_of(const Job& job) const {
+    return M::left(s.q + int64_t{job.row} * dq_pad, dq_pad);
+  }
+  typename M::Left weights_of(const Job& job) const {
+    return M::left_from(job.weights, kScoreStride, job.columns.from);
+  }
+  const Elem* keys_of(int column) const { return s.k + int64_t{column} * dq_pad; }
+  const Elem* values_of(const Job& job) const {
+    return s.v + int64_t{job.columns.from} * M::kPanel;
+  }
+
+  void exact_tile(const Job& job) {
+    const int width = job.to_pad - job.columns.from;
+    M::template multiply<false>(s.scores + job.columns.from, kScoreStride, job.rows, width, dq_pad,
+                                queries_of(job), keys_of(job.columns.from), dq_pad);
+    Elem* const weights = job.weights;
+    for (int r = 0; r < job.rows; ++r) {
+      softmax_row(job.row + r, s.scores + r * kScoreStride, job.columns, job.to_pad,
+                  [=](int j, Vec p) { M::store_left(weights, kScoreStride, r, j, p); });
+    }
+    M::template multiply<true>(s.acc + int64_t{job.row} * dv_pad, dv_pad, job.rows, dv_pad, width,
+                               weights_of(job), values_of(job), kTileKv);
+    if (v_nonfinite) add_nonfinite(job);
+  }
+
+  // One row of scores to weights; the sums so far move to the new max.
+  template <typename StoreWeights>
+  FOVEA_INLINE void softmax_row(int r, float* x, Columns columns, int to_pad, StoreWeights put) {
+    const Row& row = s.rows[r];
+    if (terms) apply_score_terms<T>(a, head, row, columns, x, nullptr);
+    if (!row.sees_all(columns.first + columns.from, columns.first + to_pad)) {
+      hide_unseen(row, {columns.first, columns.from, to_pad}, x);
+    }
+    Vec top = broadcast(kMinusInf), top2 = top;
+    int j = columns.from;
+    for (; j + 2 * kLanes <= to_pad; j += 2 * kLanes) {
+      top = max(top, load(x + j));
+      top2 = max(top2, load(x + j + kLanes));
+    }
+    for (; j < to_pad; j += kLanes) top = max(top, load(x + j));
+    const float block_max = largest(max(top, top2)) * to_log2;
+    const float old_max = s.m[r];
+    const float new_max = block_max > old_max ? block_max : old_max;
+    const float base = new_max == kMinusInf ? 0 : new_max;
+    const bool dropout = a.drop_threshold != 0;
+    if (dropout) kept_weights(a, head, row, {columns.first, columns.from, to_pad}, s.keep);
+
+    const Vec c = broadcast(to_log2), minus_base = broadcast(-base);
+    Vec sum0 = zero(), sum1 = zero();
+    for (j = columns.from; j < to_pad; j += 2 * kLanes) {
+      Vec p0 = exp2<M::kExp2>(fma(load(x + j), c, minus_base));
+      Vec p1 = exp2<M::kExp2>(fma(load(x + j + kLanes), c, minus_base));
+      sum0 = sum0 + p0;
+      sum1 = sum1 + p1;
+      if (dropout) {
+        p0 = p0 * load(s.keep + j);
+        p1 = p1 * load(s.keep + j + kLanes);
+      }
+      put(j, p0);
+      put(j + kLanes, p1);
+    }
+    if (new_max != old_max) {
+      const float shrink = old_max == kMinusInf ? 0 : exp2_scalar(old_max - new_max);
+      s.l[r] *= shrink;
+      s.m[r] = new_max;
+      float* const acc = s.acc + int64_t{r} * dv_pad;
+      for (int d = 0; d < dv_pad; d += kLanes) store(acc + d, load(acc + d) * broadcast(shrink));
+    }
+    s.l[r] += sum(sum0 + sum1);
+  }
+
+  // The NaN and Inf that were left out of the packed V, for the rows that give them weight.
+  void add_nonfinite(const Job& job) {
+    for (int j = job.columns.from; j < job.columns.to; ++j) {
+      const T* v = v_row(job.columns.first + j);
+      for (int d = 0; d < a.dim_v; ++d) {
+        const float x = to_float(v[d]);
+        if (x - x == 0) continue;
+        for (int r = 0; r < job.rows; ++r) {
+          const float p = M::left_at(job.weights, kScoreStride, r, j);
+          if (p != 0) s.acc[int64_t{job.row + r} * dv_pad + d] += p * x;
+        }
+      }
+    }
+  }
+
+  const Arguments& a;
+  const ForwardTask& task;
+  const Head& head;
+  const int count;
+  const int dq_pad, dv_pad;
+  const bool terms;
+  const float to_log2;  // from what scores hold to log2 units
+  Buffers s;
+  bool v_nonfinite = false;
+};
+
+}  // namespace fovea::FOVEA_ISA
