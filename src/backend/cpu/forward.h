@@ -88,7 +88,7 @@ class Forward {
       const T* q = row_pointer<T>(t.a.q, t.head, row.head, row.i, t.head.sequence.q_row);
       M::pack_left_row(t.s.q, t.dq_pad, r, q, t.a.dim_qk, t.dq_pad);
     }
-    const KeyRange all = t.seen_by(0, t.count);
+    const KeyRange all = t.sight_of(0, t.count).some;
     const int64_t begin = t.task.key_begin;
     for (int64_t j = begin + (all.begin - begin) / State::kTileKv * State::kTileKv; j < all.end;
          j += State::kTileKv) {
@@ -111,14 +111,15 @@ class Forward {
     int count = 0;
     for (int r = 0; r < t.count; r += State::kTileQ) {
       const int rows = static_cast<int>(smaller(State::kTileQ, t.count - r));
-      const KeyRange seen = t.seen_by(r, r + rows);
+      const auto [seen, seen_by_all] = t.sight_of(r, r + rows);
       if (seen.end <= j || seen.begin >= j + keys) continue;
       Columns columns;
       columns.first = j;
       columns.from =
           static_cast<int>(larger(seen.begin - j, 0)) / M::kColumnAlign * M::kColumnAlign;
       columns.to = static_cast<int>(smaller(seen.end - j, keys));
-      jobs[count++] = {r, rows, columns, round_up(columns.to, M::kColumnAlign), t.s.weights};
+      jobs[count++] = {r,           rows,       columns, round_up(columns.to, M::kColumnAlign),
+                       seen_by_all, t.s.weights};
     }
     return count;
   }
@@ -133,7 +134,7 @@ class Forward {
       const T* q = row_pointer<T>(a.q, t.head, row.head, row.i, t.head.sequence.q_row);
       stream_query(buffers.q + r * q_stride, q, a.dim_qk);
     }
-    const KeyRange seen = t.seen_by(0, t.count);
+    const KeyRange seen = t.sight_of(0, t.count).some;
     for (int64_t j = seen.begin / 4 * 4; j < seen.end; j += kStreamKeys) {
       const int keys = static_cast<int>(smaller(kStreamKeys, seen.end - j));
       const int padded = round_up(keys, 2 * kLanes);

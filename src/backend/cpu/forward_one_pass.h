@@ -43,6 +43,8 @@ class OnePass {
 
   void hide_unseen_of(const Job& job, int from, int width) {
     const Columns columns{job.columns.first + from, 0, width};
+    if (columns.first >= job.seen_by_all.begin && columns.first + width <= job.seen_by_all.end)
+      return;
     for (int r = 0; r < job.rows; ++r) {
       const Row& row = t_.s.rows[job.row + r];
       if (!row.sees_all(columns.first, columns.first + width)) {

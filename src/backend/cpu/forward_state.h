@@ -23,7 +23,8 @@ template <typename Elem>
 struct TileJob {
   int row, rows;
   Columns columns;
-  int to_pad;  // columns.to, padded as right operands are
+  int to_pad;            // columns.to, padded as right operands are
+  KeyRange seen_by_all;  // keys that no row of the tile has hidden
   Elem* weights;
 };
 
@@ -106,17 +107,22 @@ struct ForwardState {
   T* k_row(int64_t j) const { return row_pointer<T>(a.k, head, head.kv, j, head.sequence.kv_row); }
   T* v_row(int64_t j) const { return row_pointer<T>(a.v, head, head.kv, j, head.sequence.kv_row); }
 
-  // Keys that some of rows [from, to) see.
-  KeyRange seen_by(int from, int to) const {
-    KeyRange range{task.key_end, task.key_begin};
+  // Keys that some of rows [from, to) see, and keys that all of them see.
+  struct Sight {
+    KeyRange some, all;
+  };
+  Sight sight_of(int from, int to) const {
+    Sight sight{{task.key_end, task.key_begin}, {task.key_begin, task.key_end}};
     for (int r = from; r < to; ++r) {
       const Row& row = s.rows[r];
+      sight.all.begin = larger(sight.all.begin, row.begin <= row.prefix ? 0 : row.begin);
+      sight.all.end = smaller(sight.all.end, row.end);
       if (row.last_key() <= row.first_key()) continue;
-      range.begin = smaller(range.begin, row.first_key());
-      range.end = larger(range.end, row.last_key());
+      sight.some.begin = smaller(sight.some.begin, row.first_key());
+      sight.some.end = larger(sight.some.end, row.last_key());
     }
-    range.begin = larger(range.begin, task.key_begin);
-    return range;
+    sight.some.begin = larger(sight.some.begin, task.key_begin);
+    return sight;
   }
 
   void pack_block(int64_t j, int keys) {

@@ -20,7 +20,7 @@ struct MatrixAmx : Bf16Pairs {
   static constexpr int kTileQ = 64;
   static constexpr int kTileKv = 512;
   static constexpr int kStreamRows = 4;
-  static constexpr int kRowsPerTask = 512;
+  static constexpr int kRowsPerTask = 1024;
   static constexpr int kBackwardTileQ = 128;
   static constexpr int kBackwardTileKv = 256;
 
