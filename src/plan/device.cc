@@ -59,6 +59,13 @@ Result<DeviceInfo> discover(Device device, const PlanOptions& options) {
   if (device.type == DeviceType::kCpu) {
     info.device = Device::cpu();  // there is one CPU; an index given to it means nothing
     info.isa = cpu_isa_name();
+    const auto& have = cpu_isas();
+    if (std::find(have.begin(), have.end(), info.isa) == have.end()) {
+      std::string names;
+      for (const std::string& isa : have) names += (names.empty() ? "" : ", ") + isa;
+      return refuse("make_plan", "FOVEA_ISA", "\"" + info.isa + "\"",
+                    must("be one that this machine has: " + names));
+    }
   }
   return info;
 }

@@ -312,11 +312,8 @@ class CpuBackend : public Backend {
   std::vector<std::string> refusals(const AttentionProblem& p,
                                     const DeviceInfo& device) const override {
     std::vector<std::string> reasons;
-    const auto& have = cpu_isas();
-    if (std::find(have.begin(), have.end(), device.isa) == have.end()) {
-      std::string names;
-      for (const std::string& isa : have) names += (names.empty() ? "" : ", ") + isa;
-      reasons.push_back("FOVEA_ISA is " + device.isa + ", this machine has " + names);
+    if (cpu::kernels_for(device.isa, DType::kF32) == nullptr) {
+      reasons.push_back("isa is \"" + device.isa + "\", this machine does not have it");
     }
     if (p.dtype != DType::kF32 && p.dtype != DType::kF16 && p.dtype != DType::kBf16) {
       reasons.push_back(std::string("dtype is ") + dtype_name(p.dtype) + ", takes f32, f16, bf16");
