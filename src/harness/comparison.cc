@@ -21,8 +21,7 @@ double floor_of(DType dtype) { return is_half(dtype) ? 1e-4 : 1e-5; }
 Comparison::Comparison(const Case& c, const CaseTensors& tensors, double cost_limit)
     : case_(c), problem_(case_.problem), tensors_(tensors), cost_limit_(cost_limit) {}
 
-// Weights are exp(s - lse) with a score and an lse kept in f32, each off by a last bit: nothing
-// beside the 2x rule for ordinary data, but what decides for scores of a thousand.
+// Gradients hang on lse, which the contract keeps in f32: exp(s - lse) is off by its last bit.
 ErrorSum::Floor Comparison::gradient_floor() const {
   double lse = 0;
   if (problem_.dtype != DType::kF64) {
@@ -37,7 +36,7 @@ ErrorSum::Floor Comparison::gradient_floor() const {
       }
     }
   }
-  return {floor_of(problem_.dtype), 0, 0x1p-22 * lse, case_.data == DataFamily::kConstant};
+  return {floor_of(problem_.dtype), 0, 0x1p-23 * lse, case_.data == DataFamily::kConstant};
 }
 
 void Comparison::add_rows(ErrorSum& sum, const TensorView& result, const GroupSample& group,
