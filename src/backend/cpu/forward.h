@@ -135,7 +135,10 @@ class Forward {
       stream_query(buffers.q + r * q_stride, q, a.dim_qk);
     }
     const KeyRange seen = t.sight_of(0, t.count).some;
-    for (int64_t j = seen.begin / 4 * 4; j < seen.end; j += kStreamKeys) {
+    // From a multiple of 4, where dropout's counters step; a part without keys begins past the last
+    // one.
+    const int64_t part = t.task.key_begin;
+    for (int64_t j = part + (seen.begin - part) / 4 * 4; j < seen.end; j += kStreamKeys) {
       const int keys = static_cast<int>(smaller(kStreamKeys, seen.end - j));
       const int padded = round_up(keys, 2 * kLanes);
       in_row_groups(t.count, [&]<int kRows>(int r) {
