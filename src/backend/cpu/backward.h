@@ -67,7 +67,7 @@ class Backward {
   struct Buffers {
     Elem *q_t, *dout_t;  // left operands of each tile, transposed
     Elem *q, *dout;      // left operands of each tile
-    float *lse, *delta;  // [q_len], lse in log2 units
+    float *lse, *delta;  // [q_len]
     bool* nonfinite;     // per tile: whether dout holds NaN or Inf
     float* dq;           // [q_len][dq_cols]
     float *dk_t, *dv_t;  // per block of keys: [dim][kGradStride]
@@ -149,13 +149,12 @@ class Backward {
                                 s_.dout + i * n_.v_depth, s_.dout_t + i * n_.v_rows);
     const Sequence& s = head_.sequence;
     for (int r = 0; r < kTileQ; ++r) {
-      float lse = __builtin_inff(), delta = 0;  // an empty row's weights are 2^(x - inf) = 0
+      float lse = kMinusInf, delta = 0;
       if (r < rows) {
-        lse = a_.lse.at(s.batch_at, head_q, s.q_row + i + r) * kLog2e;
-        if (lse == kMinusInf) lse = __builtin_inff();
+        lse = a_.lse.at(s.batch_at, head_q, s.q_row + i + r);
         delta = a_.delta.at(s.batch_at, head_q, s.q_row + i + r);
       }
-      s_.lse[i + r] = lse;
+      s_.lse[i + r] = tile_.lse_for_weights(lse);
       s_.delta[i + r] = delta;
     }
   }

@@ -87,8 +87,7 @@ class BiasGradient {
                        a_.dim_qk, qk_depth);
       M::pack_left_row(s_.dout, v_depth, r, row_pointer<const T>(a_.dout, head, h, i + r, s.q_row),
                        a_.dim_v, v_depth);
-      const float lse = a_.lse.at(s.batch_at, h, s.q_row + i + r) * kLog2e;
-      s_.lse[r] = lse == kMinusInf ? __builtin_inff() : lse;
+      s_.lse[r] = tile.lse_for_weights(a_.lse.at(s.batch_at, h, s.q_row + i + r));
       s_.delta[r] = a_.delta.at(s.batch_at, h, s.q_row + i + r);
     }
     tile.score_gradients(M::left(s_.q, qk_depth), M::left(s_.dout, v_depth), s_.lse, s_.delta,

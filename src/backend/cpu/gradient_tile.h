@@ -98,6 +98,13 @@ class GradientTile {
     }
   }
 
+  // lse as weights() and score_gradients() take it. An empty row's becomes +inf: its weights are
+  // then 2^(x - inf) = 0.
+  float lse_for_weights(float lse) const {
+    if (lse == kMinusInf) return __builtin_inff();
+    return terms_ ? lse : lse * kLog2e;
+  }
+
   const float* ds_row(int r) const { return s_.dp + r * kScoreStride; }
   const Elem* p_right() const { return s_.p_right; }
   const Elem* ds_right() const { return s_.ds_right; }
@@ -164,7 +171,9 @@ class GradientTile {
   FOVEA_INLINE Vec gradient(int r, int j, float lse, float delta, Vec& ds) {
     const Vec s = load(s_.scores + r * kScoreStride + j);
     Vec dp = load(s_.dp + r * kScoreStride + j);
-    Vec p = exp2<M::kExp2>(fma(s, broadcast(to_log2_), broadcast(-lse)));
+    // Logits leave lse before they are scaled: the difference is exact where it matters.
+    Vec p = exp2<M::kExp2>(kPlain || !terms_ ? fma(s, broadcast(to_log2_), broadcast(-lse))
+                                             : (s - broadcast(lse)) * broadcast(to_log2_));
     if constexpr (kPlain) {
       ds = p * (dp - broadcast(delta));
       return p;

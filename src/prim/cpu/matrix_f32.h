@@ -124,10 +124,7 @@ struct MatrixF32 {
   FOVEA_INLINE static void tile(float* c, int64_t ldc, int depth, const float* a, Left strides,
                                 const float* b) {
     Vec acc[kRows][2];
-    for (int r = 0; r < kRows; ++r) {
-      acc[r][0] = kAccumulate ? load(c + r * ldc) : zero();
-      acc[r][1] = kAccumulate ? load(c + r * ldc + kLanes) : zero();
-    }
+    for (int r = 0; r < kRows; ++r) acc[r][0] = acc[r][1] = zero();
     for (int k = 0; k < depth; ++k) {
       const Vec b0 = load(b + k * kPanel);
       const Vec b1 = load(b + k * kPanel + kLanes);
@@ -137,9 +134,12 @@ struct MatrixF32 {
         acc[r][1] = fma(x, b1, acc[r][1]);
       }
     }
+    // What was there is added last: a sum of sums rounds less than one long chain of additions.
     for (int r = 0; r < kRows; ++r) {
-      store(c + r * ldc, acc[r][0]);
-      store(c + r * ldc + kLanes, acc[r][1]);
+      for (int half = 0; half < 2; ++half) {
+        float* const p = c + r * ldc + half * kLanes;
+        store(p, kAccumulate ? load(p) + acc[r][half] : acc[r][half]);
+      }
     }
   }
 };
