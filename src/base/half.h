@@ -16,7 +16,9 @@ struct F16 {
 };
 
 [[gnu::always_inline]] inline float to_float(float x) { return x; }
-[[gnu::always_inline]] inline float to_float(Bf16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
+[[gnu::always_inline]] inline float to_float(Bf16 x) {
+  return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16);
+}
 
 [[gnu::always_inline]] inline Bf16 to_bf16(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
