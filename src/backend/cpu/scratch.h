@@ -65,10 +65,6 @@ void copy_finite(T* dst, const T* src, int64_t stride, int rows, int cols) {
 }
 
 // 2^x of one float.
-FOVEA_INLINE float exp2_scalar(float x) {
-  float out[kLanes];
-  store(out, exp2<Exp2::kF32>(broadcast(x)));
-  return out[0];
-}
+FOVEA_INLINE float exp2_scalar(float x) { return exp2<Exp2::kF32>(broadcast(x))[0]; }
 
 }  // namespace fovea::FOVEA_ISA

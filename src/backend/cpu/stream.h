@@ -51,8 +51,7 @@ FOVEA_INLINE void stream_score_tile(float* scores, int64_t score_stride, const f
       }
     }
   }
-  float sums[kLanes];
-  store(sums, lane_sums(acc));
+  const Vec sums = lane_sums(acc);
   for (int r = 0; r < kRows; ++r) {
     for (int key = 0; key < kKeys; ++key) scores[r * score_stride + key] = sums[r * kKeys + key];
   }
