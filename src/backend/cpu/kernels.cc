@@ -36,12 +36,27 @@ double seconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-// A product whose operands stay in the nearest cache, repeated for 10 ms.
+// A product whose operands stay in the nearest cache, repeated for 10 ms. On numbers, not zeros:
+// the tile unit runs a fifth faster on those.
 template <typename M>
 double peak_flops_of_a_thread() {
   constexpr int kRows = 32, kCols = 32, kDepth = 128;
   alignas(64) static thread_local typename M::Elem a[kRows * kDepth], b[kCols * kDepth];
   alignas(64) static thread_local float c[kRows * kCols];
+  uint32_t state = 1;
+  const auto fill = [&](typename M::Elem* p, int n) {
+    for (int i = 0; i < n; ++i) {
+      state = state * 1664525u + 1013904223u;
+      const float x = static_cast<float>(state >> 8) * 0x1p-23f - 1.0f;
+      if constexpr (sizeof(typename M::Elem) == sizeof(float)) {
+        p[i] = x;
+      } else {
+        p[i] = to_bf16(x);
+      }
+    }
+  };
+  fill(a, kRows * kDepth);
+  fill(b, kCols * kDepth);
   M::begin();
   const double start = seconds();
   double flops = 0, now = start;
