@@ -14,6 +14,8 @@ using reference::StatsFrom;
 
 bool is_half(DType dtype) { return dtype == DType::kBf16 || dtype == DType::kF16; }
 
+constexpr int64_t kSecondLook = 64;  // times the draws of the first
+
 double floor_of(DType dtype) { return is_half(dtype) ? 1e-4 : 1e-5; }
 
 }  // namespace
@@ -21,7 +23,8 @@ double floor_of(DType dtype) { return is_half(dtype) ? 1e-4 : 1e-5; }
 Comparison::Comparison(const Case& c, const CaseTensors& tensors, double cost_limit)
     : case_(c), problem_(case_.problem), tensors_(tensors), cost_limit_(cost_limit) {}
 
-// Gradients hang on lse, which the contract keeps in f32: exp(s - lse) is off by its last bit.
+// Gradients hang on exp(s - lse), and both are f32: lse because the contract keeps it so, s because
+// it is computed again. Each is off by its last bit.
 ErrorSum::Floor Comparison::gradient_floor() const {
   double lse = 0;
   if (problem_.dtype != DType::kF64) {
@@ -36,7 +39,7 @@ ErrorSum::Floor Comparison::gradient_floor() const {
       }
     }
   }
-  return {floor_of(problem_.dtype), 0, 0x1p-23 * lse, case_.data == DataFamily::kConstant};
+  return {floor_of(problem_.dtype), 0, 0x1p-22 * lse, case_.data == DataFamily::kConstant};
 }
 
 void Comparison::add_rows(ErrorSum& sum, const TensorView& result, const GroupSample& group,
@@ -73,9 +76,37 @@ void Comparison::add_keys(ErrorSum& sum, const TensorView& result, const GroupSa
 }
 
 std::vector<Accuracy> Comparison::forward() {
+  return with_second_look([this] { return compare_forward(); });
+}
+
+std::vector<Accuracy> Comparison::backward() {
+  return with_second_look([this] { return compare_backward(); });
+}
+
+// Two maxima of random errors are compared, and once in some thousand cases the yardstick was
+// merely lucky. Before a result is called wrong the yardstick is taken over many more draws: what
+// is wrong stays wrong.
+template <typename Compare>
+std::vector<Accuracy> Comparison::with_second_look(const Compare& compare) {
+  std::vector<Accuracy> found = compare();
+  const auto hopeful = [](const Accuracy& a) { return a.ok || std::isfinite(a.max_err); };
+  const auto good = [](const Accuracy& a) { return a.ok; };
+  if (std::all_of(found.begin(), found.end(), good) ||
+      !std::all_of(found.begin(), found.end(), hopeful) || patience_ > 1) {
+    return found;
+  }
+  patience_ = kSecondLook;
+  forward_.reset();
+  backward_.reset();
+  bias_.reset();
+  sink_.reset();
+  return compare();
+}
+
+std::vector<Accuracy> Comparison::compare_forward() {
   const ForwardTensors& t = tensors_.forward();
   if (!forward_) forward_ = ask_forward();
-  ErrorSum out = forward_->out, lse("lse", DType::kF32);
+  ErrorSum out = forward_->out, lse("lse", DType::kF32, 1);
   for (size_t g = 0; g < forward_->groups.size(); ++g) {
     const GroupSample& group = forward_->groups[g];
     const auto& [exact, plain] = forward_->samples[g];
@@ -96,7 +127,7 @@ std::vector<Accuracy> Comparison::forward() {
   return found;
 }
 
-std::vector<Accuracy> Comparison::backward() {
+std::vector<Accuracy> Comparison::compare_backward() {
   const BackwardTensors& t = tensors_.backward();
   const Budget budget = backward_budget();
   const bool lasting = budget.stats == StatsFrom::kComputed;  // else it hangs on out and lse

@@ -54,6 +54,10 @@ class Comparison {
     ErrorSum sum;
   };
 
+  template <typename Compare>
+  std::vector<Accuracy> with_second_look(const Compare& compare);
+  std::vector<Accuracy> compare_forward();
+  std::vector<Accuracy> compare_backward();
   template <typename Ask>
   static auto ask_both(const Ask& ask, double cost);
   Budget forward_budget() const;
@@ -81,6 +85,7 @@ class Comparison {
   const AttentionProblem& problem_;
   const CaseTensors& tensors_;
   double cost_limit_;
+  int64_t patience_ = 1;  // times the draws that a first look takes for the yardstick
   std::vector<std::unique_ptr<CaseTensors>> drawn_;
   std::optional<ForwardAnswers> forward_;
   std::optional<BackwardAnswers> backward_;

@@ -122,8 +122,9 @@ std::vector<const CaseTensors*> Comparison::other_draws(int64_t rows, double cos
   // that row alone decides the maximum. Over 50,000 rows the CPU engine's rms error is 0.85 to 1.05
   // of the plain formula's; over a few hundred their maxima differ by up to 5 either way.
   const int64_t odd = case_.data == DataFamily::kLargeLogits ? kOddRow : 1;
+  const int64_t enough = kEnoughRows * odd * patience_;
   int64_t draws =
-      std::min(kMostDraws * (odd > 1 ? 4 : 1), kEnoughRows * odd / std::max<int64_t>(1, rows)) - 1;
+      std::min(kMostDraws * (odd > 1 ? 4 : 1) * patience_, enough / std::max<int64_t>(1, rows)) - 1;
   if (cost > 0) draws = std::min(draws, static_cast<int64_t>(cost_limit_ / cost));
   Case other = case_;
   const CaseLengths lengths = lengths_of(case_);
@@ -141,7 +142,8 @@ std::vector<const CaseTensors*> Comparison::other_draws(int64_t rows, double cos
 }
 
 Comparison::ForwardAnswers Comparison::ask_forward() {
-  ForwardAnswers answers{sample(forward_budget()), {}, ErrorSum("out", problem_.dtype)};
+  ForwardAnswers answers{
+      sample(forward_budget()), {}, ErrorSum("out", problem_.dtype, problem_.dim_v)};
   const double cost = forward_cost() / static_cast<double>(std::max<int64_t>(1, group_count()));
   const auto ask = [&](const CaseTensors& tensors, const GroupSample& group) {
     return ask_both(
@@ -163,9 +165,9 @@ Comparison::ForwardAnswers Comparison::ask_forward() {
 Comparison::BackwardAnswers Comparison::ask_backward(const Budget& budget) {
   BackwardAnswers answers{sample(budget),
                           {},
-                          ErrorSum("dq", problem_.dtype),
-                          ErrorSum("dk", problem_.dtype),
-                          ErrorSum("dv", problem_.dtype)};
+                          ErrorSum("dq", problem_.dtype, problem_.dim_qk),
+                          ErrorSum("dk", problem_.dtype, problem_.dim_qk),
+                          ErrorSum("dv", problem_.dtype, problem_.dim_v)};
   const double cost = forward_cost() / static_cast<double>(std::max<int64_t>(1, group_count()));
   const auto ask = [&](const CaseTensors& tensors, const GroupSample& group, StatsFrom stats) {
     return ask_both(
@@ -194,7 +196,7 @@ Comparison::BiasAnswers Comparison::ask_bias() {
   const auto& sizes = dbias.sizes;
   const int64_t all = sizes[0] * sizes[1] * sizes[2];
   const double whole = 2 * forward_cost();
-  BiasAnswers answers{{}, {}, ErrorSum("dbias", dbias.dtype)};
+  BiasAnswers answers{{}, {}, ErrorSum("dbias", dbias.dtype, 1)};
   // A row of a bias broadcast over everything costs as much as all: at least both ends are checked.
   const auto fits = whole > cost_limit_
                         ? static_cast<int64_t>(cost_limit_ / whole * static_cast<double>(all))
@@ -220,7 +222,7 @@ Comparison::BiasAnswers Comparison::ask_bias() {
 }
 
 Comparison::SinkAnswers Comparison::ask_sink(StatsFrom stats) {
-  SinkAnswers answers{{}, ErrorSum("dsink", DType::kF32)};
+  SinkAnswers answers{{}, ErrorSum("dsink", DType::kF32, 1)};
   const auto ask = [&](const CaseTensors& tensors, StatsFrom from) {
     return ask_both(
         [&](Arithmetic a) {

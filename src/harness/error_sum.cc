@@ -18,8 +18,10 @@ double ulp_of_one(DType dtype) {
 
 }  // namespace
 
-ErrorSum::ErrorSum(std::string tensor, DType dtype)
-    : tensor_(std::move(tensor)), ulp_(ulp_of_one(dtype)) {}
+ErrorSum::ErrorSum(std::string tensor, DType dtype, int64_t together)
+    : tensor_(std::move(tensor)),
+      ulp_(ulp_of_one(dtype)),
+      together_(static_cast<double>(std::max<int64_t>(1, together))) {}
 
 void ErrorSum::add(double result, double exact, double plain) {
   ++count_;
@@ -45,7 +47,19 @@ void ErrorSum::add_plain(double exact, double plain) {
   if (!std::isfinite(exact) || !std::isfinite(plain)) return;
   ++plain_count_;
   plain_max_ = std::max(plain_max_, std::abs(plain - exact));
-  plain_squares_ += (plain - exact) * (plain - exact);
+  const double square = (plain - exact) * (plain - exact);
+  plain_squares_ += square;
+  plain_fourths_ += square * square;
+}
+
+// How many independent errors of like size would make up the yardstick's, in a tensor as large as
+// the result: all its rows where they err alike, one or two where one row in a hundred sees keys
+// compete and the others see one alone.
+double ErrorSum::independent_errors() const {
+  if (plain_fourths_ == 0) return 1;
+  const double alike = plain_squares_ * plain_squares_ / plain_fourths_;
+  const double share = static_cast<double>(count_) / static_cast<double>(plain_count_);
+  return std::max(1.0, alike * share / together_);
 }
 
 Accuracy ErrorSum::result(const Floor& allowed) const {
@@ -57,9 +71,9 @@ Accuracy ErrorSum::result(const Floor& allowed) const {
   a.max_err = wrong_kind_ ? std::nan("") : max_;
   a.bound = 2 * plain_max_ + floor + ulp_ * magnitude_;
   a.rms = std::sqrt(mean(squares_, count_));
-  // The rms of few values scatters around what it would be of many: they get more room, up to the
+  // The rms of few errors scatters around what it would be of many: they get more room, up to the
   // bound of the largest.
-  const double room = 1.5 * (1 + 8 / std::sqrt(static_cast<double>(std::max<int64_t>(1, count_))));
+  const double room = 1.5 * (1 + 8 / std::sqrt(independent_errors()));
   a.rms_bound = std::min(
       a.bound, room * std::sqrt(mean(plain_squares_, plain_count_)) + floor + ulp_ * magnitude_);
   if (allowed.alike) a.rms_bound = a.bound;

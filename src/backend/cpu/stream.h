@@ -7,6 +7,19 @@ namespace fovea::FOVEA_ISA {
 
 constexpr int kStreamKeys = 128;  // keys whose scores are in flight between the two products
 
+// Asks for the rows that come kAheadKeys later: a head's rows lie apart in memory, in runs too
+// short for the hardware to foresee the next. Past the last key it asks for memory that nobody
+// reads.
+constexpr int kAheadKeys = 32;
+template <typename T>
+FOVEA_INLINE void prefetch_ahead(const T* rows, int64_t stride, int count, int dim) {
+  constexpr int kLine = 64 / sizeof(T);
+  for (int r = 0; r < count; ++r) {
+    const T* const row = rows + (r + kAheadKeys) * stride;
+    for (int d = 0; d < dim; d += kLine) __builtin_prefetch(row + d, 0, 3);
+  }
+}
+
 // Lays a query row out for stream_scores: float, in the order load_two gives, zeros past dim.
 template <typename T>
 FOVEA_INLINE void stream_query(float* dst, const T* q, int dim) {
@@ -64,6 +77,7 @@ FOVEA_INLINE void stream_score_rows(float* scores, int64_t score_stride, const f
   constexpr int kKeys = kLanes / kRows;
   int j = 0;
   for (; j + kKeys <= keys; j += kKeys) {
+    prefetch_ahead(k + j * k_stride, k_stride, kKeys, dim);
     stream_score_tile<kRows>(scores + j, score_stride, q, q_stride, k + j * k_stride, k_stride,
                              dim);
   }
@@ -98,6 +112,7 @@ FOVEA_INLINE void stream_value_tile(float* acc, int64_t acc_stride, const float*
   }
   for (int j = 0; j < keys; ++j) {
     const T* const row = v + j * v_stride;
+    prefetch_ahead(row, v_stride, 1, 2 * kPairs * kLanes);
     float weight[kRows];
     bool all = true;
     for (int r = 0; r < kRows; ++r) {

@@ -17,8 +17,8 @@ struct MatrixAmx : Bf16Pairs {
   static constexpr int kColumnAlign = 32;
   static constexpr int kRowAlign = 16;
   static constexpr int kDepthAlign = 32;
-  static constexpr int kTileQ = 64;
-  static constexpr int kTileKv = 512;
+  static constexpr int kTileQ = 32;
+  static constexpr int kTileKv = 256;
   static constexpr int kStreamRows = 4;
   static constexpr int kRowsPerTask = 1024;
   static constexpr int kBackwardTileQ = 128;
