@@ -13,10 +13,22 @@ namespace fovea {
 
 // What plan/ needs to know about where a problem will run; a plain value, so that plans for any
 // machine can be tested on any other.
+struct GpuInfo {
+  std::string name;
+  int sm = 0;  // compute capability, 90 for 9.0
+  int sm_count = 0;
+  int shared_bytes = 0;  // the most a block may use
+  int l2_bytes = 0;
+  int64_t memory_bytes = 0;
+  friend bool operator==(const GpuInfo&, const GpuInfo&) = default;
+};
+
 struct DeviceInfo {
   Device device;
   int threads = 1;  // CPU: worker threads a plan may use
   std::string isa;  // CPU: instruction set the engine will use, "avx512"
+  GpuInfo gpu;      // CUDA devices
+  friend bool operator==(const DeviceInfo&, const DeviceInfo&) = default;
 };
 
 // A problem bound to one engine on one device: immutable, shared by all copies of a Plan.

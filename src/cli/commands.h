@@ -20,7 +20,8 @@ int run_info(const InfoOptions& options);
 struct CaseOptions {
   std::string text;     // "b=2 hq=8 q=1024 d=64"
   std::string backend;  // empty: the plan's choice
-  int threads = 0;      // 0: the library's default
+  std::string device = "cpu";
+  int threads = 0;  // 0: the library's default
 };
 int run_explain(const CaseOptions& options);
 int run_check(const CaseOptions& options);

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "backend/cpu/isa.h"
+#include "backend/cuda/device.h"
 #include "cli/commands.h"
 #include "cli/machine.h"
 #include "cli/support.h"
@@ -14,18 +15,46 @@
 namespace fovea::cli {
 namespace {
 
-constexpr const char* kNoCuda = "none: this build has no CUDA";
-
 std::string joined(const std::vector<std::string>& words) {
   std::string text;
   for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
   return text.empty() ? "none" : text;
 }
 
+std::vector<GpuInfo> gpus() {
+  std::vector<GpuInfo> all;
+  for (int index = 0; index < cuda_device_count(); ++index) {
+    Result<DeviceInfo> found = discover_cuda(Device::cuda(index));
+    if (found.ok()) all.push_back(std::move(found->gpu));
+  }
+  return all;
+}
+
+std::string capability(const GpuInfo& gpu) {
+  return std::to_string(gpu.sm / 10) + "." + std::to_string(gpu.sm % 10);
+}
+
+std::string gibibytes(int64_t bytes) {
+  return format("%.1f GiB", static_cast<double>(bytes) / (1 << 30));
+}
+
+bool has_cuda() { return cuda_version()[0] != '\0'; }
+
 std::vector<std::string> backend_names() {
   std::vector<std::string> names;
   for (const Backend* backend : backends()) names.emplace_back(backend->name());
   return names;
+}
+
+nlohmann::ordered_json gpus_as_json() {
+  auto list = nlohmann::ordered_json::array();
+  for (const GpuInfo& gpu : gpus()) {
+    list.push_back({{"name", gpu.name},
+                    {"compute_capability", capability(gpu)},
+                    {"sms", gpu.sm_count},
+                    {"memory_bytes", gpu.memory_bytes}});
+  }
+  return list;
 }
 
 void print_json(const Machine& m, const DeviceInfo& device) {
@@ -43,8 +72,8 @@ void print_json(const Machine& m, const DeviceInfo& device) {
       {"os", m.os},
       {"isas", cpu_isas()},
       {"isa", device.isa},
-      {"gpus", nlohmann::ordered_json::array()},
-      {"cuda", nullptr},
+      {"gpus", gpus_as_json()},
+      {"cuda", has_cuda() ? nlohmann::ordered_json(cuda_version()) : nlohmann::ordered_json()},
       {"backends", backend_names()},
   };
   std::printf("%s\n", json.dump(2).c_str());
@@ -59,10 +88,21 @@ void print_text(const Machine& m, const DeviceInfo& device) {
   line("cores", std::to_string(m.cores) + ", of which this process may use " +
                     std::to_string(m.threads) + " threads; plans use " +
                     std::to_string(device.threads));
-  line("memory", format("%.1f GiB", static_cast<double>(m.memory_bytes) / (1 << 30)));
+  line("memory", gibibytes(m.memory_bytes));
   line("os", m.os + ", " + m.architecture);
   line("isa", device.isa + " (available: " + joined(cpu_isas()) + "; FOVEA_ISA chooses)");
-  line("gpus", kNoCuda);
+  const std::vector<GpuInfo> found = gpus();
+  if (found.empty()) {
+    line("gpus", has_cuda() ? "none: no CUDA device was found (no GPU, or no driver for it)"
+                            : "none: this build has no CUDA");
+  }
+  for (size_t n = 0; n < found.size(); ++n) {
+    line(n == 0 ? "gpus" : "", "cuda:" + std::to_string(n) + " " + found[n].name +
+                                   ", compute capability " + capability(found[n]) + ", " +
+                                   std::to_string(found[n].sm_count) + " SMs, " +
+                                   gibibytes(found[n].memory_bytes));
+  }
+  line("cuda", has_cuda() ? std::string(cuda_version()) + " runtime" : "not in this build");
   line("backends", joined(backend_names()));
 }
 

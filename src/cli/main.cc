@@ -36,7 +36,10 @@ void add_case_options(CLI::App& command, CaseOptions& options) {
   command.add_option("--case", options.text, "The attention problem, as key=value words")
       ->required();
   command.add_option("--backend", options.backend,
-                     "Use this engine (cpu, reference); otherwise the best that takes the case");
+                     "Use this engine (one that `fovea info` lists); otherwise the best that takes "
+                     "the case");
+  command.add_option("--device", options.device,
+                     "Where to run: cpu (the default), cuda (the first GPU) or cuda:N");
   command
       .add_option("--threads", options.threads,
                   "CPU threads; otherwise FOVEA_NUM_THREADS, or all cores")
@@ -61,7 +64,8 @@ void add_check(CLI::App& app, CaseOptions& options, Command& chosen) {
           "Each output may err at most twice as much as the plain unfused formula does in the\n"
           "same dtype. Large cases are checked on a sample. Exit code 1 when an output is wrong.\n"
           "\nExample:\n  fovea check --case \"b=1 hq=4 hkv=2 q=300 d=64 dtype=bf16 mask=causal ") +
-      "pass=fwd,bwd\"\n" + kCaseHelp);
+      "pass=fwd,bwd\"\n  fovea check --device cuda --case \"hq=8 q=512 d=128 dtype=bf16\"\n" +
+      kCaseHelp);
   command->callback([&] { chosen = [&] { return run_check(options); }; });
 }
 

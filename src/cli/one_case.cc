@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "cli/commands.h"
+#include "cli/device_name.h"
 #include "cli/table.h"
 #include "harness/accuracy.h"
 
@@ -12,9 +13,11 @@ namespace {
 struct PlannedCase {
   harness::Case one_case;
   Plan plan;
+  Device device;
 };
 
-// Prints what is wrong with the case, or with the wish for that backend, and gives nothing.
+// Prints what is wrong with the case, or with the wish for that backend or device, and gives
+// nothing.
 std::optional<PlannedCase> plan_case(const char* command, const CaseOptions& options) {
   Result<harness::Case> parsed = harness::parse_case(options.text);
   if (!parsed.ok()) {
@@ -22,13 +25,18 @@ std::optional<PlannedCase> plan_case(const char* command, const CaseOptions& opt
                  parsed.status().message().c_str());
     return std::nullopt;
   }
-  Result<Plan> plan = make_plan(parsed->problem, Device::cpu(),
-                                {.backend = options.backend, .threads = options.threads});
+  const Result<Device> device = parse_device(command, options.device);
+  if (!device.ok()) {
+    std::fprintf(stderr, "%s\n", device.status().message().c_str());
+    return std::nullopt;
+  }
+  Result<Plan> plan =
+      make_plan(parsed->problem, *device, {.backend = options.backend, .threads = options.threads});
   if (!plan.ok()) {
     std::fprintf(stderr, "%s: %s\n", command, plan.status().message().c_str());
     return std::nullopt;
   }
-  return PlannedCase{std::move(*parsed), std::move(*plan)};
+  return PlannedCase{std::move(*parsed), std::move(*plan), *device};
 }
 
 }  // namespace
@@ -47,7 +55,7 @@ int run_check(const CaseOptions& options) {
   if (!planned) return kExitUsage;
   harness::CaseTensors tensors(planned->one_case);
   const std::vector<harness::Accuracy> outputs =
-      measure_accuracy(planned->one_case, planned->plan, tensors);
+      measure_accuracy(planned->one_case, planned->plan, tensors, planned->device);
   Table table;
   table.add_column("output", Table::Align::kLeft);
   for (const char* title : {"max error", "bound", "rms error", "rms bound", "mean error"}) {

@@ -1,9 +1,11 @@
 // Asks every engine for its refusals of one probe problem per feature.
 #include "cli/support.h"
 
+#include <algorithm>
 #include <functional>
 #include <vector>
 
+#include "backend/cuda/device.h"
 #include "plan/choose.h"
 #include "plan/device.h"
 
@@ -52,11 +54,31 @@ const std::vector<Probe>& probes() {
   return all;
 }
 
+// CUDA engines are asked about a GPU of one kind, whatever this machine has, so that the table is
+// the same everywhere.
+DeviceInfo usual_gpu() {
+  DeviceInfo info;
+  info.device = Device::cuda(0);
+  info.gpu.name = "H100";
+  info.gpu.sm = 90;
+  info.gpu.sm_count = 132;
+  info.gpu.shared_bytes = 227 * 1024;
+  info.gpu.l2_bytes = 50 * 1024 * 1024;
+  info.gpu.memory_bytes = int64_t{80} << 30;
+  return info;
+}
+
+bool is_cuda(const Backend* backend) {
+  const auto engines = cuda_backends();
+  return std::find(engines.begin(), engines.end(), backend) != engines.end();
+}
+
 }  // namespace
 
 Result<std::string> support_table() {
   const Result<DeviceInfo> device = discover(Device::cpu(), {});
   if (!device.ok()) return device.status();
+  const DeviceInfo gpu = usual_gpu();
   std::string text = "| feature |";
   std::string rule = "|---|";
   for (const Backend* backend : backends()) {
@@ -69,7 +91,8 @@ Result<std::string> support_table() {
     probe.ask(problem);
     text += std::string("| ") + probe.feature + " |";
     for (const Backend* backend : backends()) {
-      const std::vector<std::string> reasons = backend->refusals(problem, *device);
+      const std::vector<std::string> reasons =
+          backend->refusals(problem, is_cuda(backend) ? gpu : *device);
       text += reasons.empty() ? " yes |" : " no: " + reasons.front() + " |";
     }
     text += "\n";

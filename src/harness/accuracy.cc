@@ -1,6 +1,7 @@
 // Runs a case and compares its outputs with the oracle.
 #include "harness/accuracy.h"
 
+#include "harness/calls.h"
 #include "harness/comparison.h"
 
 namespace fovea::harness {
@@ -21,19 +22,15 @@ Accuracy damaged(const char* what) {
 }  // namespace
 
 std::vector<Accuracy> measure_accuracy(const Case& c, const Plan& plan, CaseTensors& tensors,
-                                       double cost_limit) {
+                                       Device device, double cost_limit) {
   tensors.poison_outputs();
-  OwnedWorkspace forward_space(plan.workspace_bytes(Pass::kForward));
-  if (Status s = plan.forward(tensors.forward(), forward_space.view()); !s.ok()) return {failed(s)};
-  if (!forward_space.canaries_intact()) return {damaged("forward wrote past its workspace")};
+  Calls calls(plan, tensors, device);
+  if (Status s = calls.forward(); !s.ok()) return {failed(s)};
   if (c.backward) {
-    OwnedWorkspace backward_space(plan.workspace_bytes(Pass::kBackward));
-    Status s = plan.backward(tensors.backward(), backward_space.view());
-    if (!s.ok()) return {failed(s)};
-    if (!backward_space.canaries_intact()) return {damaged("backward wrote past its workspace")};
+    if (Status s = calls.backward(); !s.ok()) return {failed(s)};
   }
   std::vector<Accuracy> found = compare_with_oracle(c, tensors, true, c.backward, cost_limit);
-  if (!tensors.canaries_intact()) found.push_back(damaged("a call wrote past an output"));
+  if (!tensors.canaries_intact()) found.push_back(damaged("a call wrote past a tensor"));
   if (!tensors.inputs_unchanged()) found.push_back(damaged("a call wrote to an input"));
   return found;
 }

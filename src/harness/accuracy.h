@@ -31,8 +31,10 @@ struct Accuracy {
 inline constexpr double kDefaultCost = 2e9;
 
 // Runs the plan, forward and then backward where the case asks, from poisoned outputs and
-// workspace, then compares. A call that fails gives one entry, not ok, that holds its message.
+// workspace, then compares. A call that fails gives one entry, not ok, that holds its message. The
+// device is the one that the plan was made for; the tensors stay on the host, a GPU gets a copy.
 std::vector<Accuracy> measure_accuracy(const Case& c, const Plan& plan, CaseTensors& tensors,
+                                       Device device = Device::cpu(),
                                        double cost_limit = kDefaultCost);
 
 // The comparison alone, of outputs that are there already.

@@ -12,8 +12,6 @@
 namespace fovea::harness {
 namespace {
 
-constexpr int kPoisonByte = 0xFF;  // all ones is a NaN in every float type
-
 uint64_t hash_bytes(const std::byte* data, size_t bytes) {
   uint64_t lanes[4] = {1, 2, 3, 4};  // independent chains, so that the loop keeps up with memory
   size_t at = 0;
@@ -67,23 +65,23 @@ std::byte* element(const TensorView& t, int64_t i0, int64_t i1, int64_t i2, int6
 }  // namespace
 
 GuardedBuffer::GuardedBuffer(size_t bytes) : bytes_(bytes) {
-  const size_t rounded = (bytes + 63) / 64 * 64;
-  block_.reset(static_cast<std::byte*>(std::aligned_alloc(64, rounded + 2 * kGuardBytes)));
+  block_.reset(static_cast<std::byte*>(std::aligned_alloc(64, block_bytes())));
   if (block_ == nullptr) throw std::bad_alloc();
   std::memset(block_.get(), static_cast<int>(kCanary), kGuardBytes);
-  std::memset(data() + bytes, static_cast<int>(kCanary), rounded - bytes + kGuardBytes);
+  std::memset(data() + bytes, static_cast<int>(kCanary), block_bytes() - kGuardBytes - bytes);
 }
+
+size_t GuardedBuffer::block_bytes() const { return (bytes_ + 63) / 64 * 64 + 2 * kGuardBytes; }
 
 bool GuardedBuffer::canaries_intact() const {
   if (block_ == nullptr) return true;
-  const size_t rounded = (bytes_ + 63) / 64 * 64;
   return all_canary(block_.get(), kGuardBytes) &&
-         all_canary(data() + bytes_, rounded - bytes_ + kGuardBytes);
+         all_canary(data() + bytes_, block_bytes() - kGuardBytes - bytes_);
 }
 
 OwnedWorkspace::OwnedWorkspace(size_t bytes) : buffer_(bytes) { poison(); }
 
-void OwnedWorkspace::poison() { std::memset(buffer_.data(), kPoisonByte, buffer_.bytes()); }
+void OwnedWorkspace::fill(int byte) { std::memset(buffer_.data(), byte, buffer_.bytes()); }
 
 CaseTensors::CaseTensors(const Case& c)
     : case_(c), wide_(c.problem.dtype == DType::kF64 ? DType::kF64 : DType::kF32) {
@@ -234,8 +232,8 @@ void CaseTensors::poison_gradients() {
 bool CaseTensors::canaries_intact() const {
   bool intact = true;
   for (const Owned& o : owned_) {
-    if (o.role == Role::kInput) continue;
     intact = intact && o.buffer.canaries_intact();
+    if (o.role == Role::kInput) continue;
     const bool padded =
         static_cast<int64_t>(o.buffer.bytes()) != o.view.elements() * dtype_bytes(o.view.dtype);
     if (!padded) continue;
@@ -262,6 +260,12 @@ size_t CaseTensors::bytes() const {
   size_t sum = 0;
   for (const Owned& o : owned_) sum += o.buffer.bytes();
   return sum;
+}
+
+std::vector<const GuardedBuffer*> CaseTensors::buffers() const {
+  std::vector<const GuardedBuffer*> all;
+  for (const Owned& o : owned_) all.push_back(&o.buffer);
+  return all;
 }
 
 double read_element(const TensorView& t, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {

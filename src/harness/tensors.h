@@ -18,6 +18,8 @@
 
 namespace fovea::harness {
 
+inline constexpr int kPoisonByte = 0xFF;  // all ones is a NaN in every float type
+
 // A 64-byte aligned block between two guard lines whose bytes nobody may touch.
 class GuardedBuffer {
  public:
@@ -27,6 +29,10 @@ class GuardedBuffer {
   std::byte* data() const { return block_ ? block_.get() + kGuardBytes : nullptr; }
   size_t bytes() const { return bytes_; }
   bool canaries_intact() const;
+
+  // The guards and what lies between them, for copies of the whole.
+  std::byte* block() const { return block_.get(); }
+  size_t block_bytes() const;
 
   static constexpr size_t kGuardBytes = 64;
   static constexpr std::byte kCanary{0xA5};
@@ -45,7 +51,8 @@ class OwnedWorkspace {
   explicit OwnedWorkspace(size_t bytes);
 
   Workspace view() const { return {buffer_.data(), buffer_.bytes()}; }
-  void poison();
+  void poison() { fill(kPoisonByte); }
+  void fill(int byte);
   bool canaries_intact() const { return buffer_.canaries_intact(); }
 
  private:
@@ -65,10 +72,11 @@ class CaseTensors {
 
   void poison_outputs();          // NaN into out and lse, and into every gradient
   void poison_gradients();        // into the gradients alone: out and lse feed backward
-  bool canaries_intact() const;   // guards and row padding of every output
+  bool canaries_intact() const;   // guards of every tensor, and row padding of every output
   bool inputs_unchanged() const;  // the bytes of every input, since filling or accept_inputs
   void accept_inputs();           // takes the inputs as they are now, after a test edited them
   size_t bytes() const;           // of all tensors together
+  std::vector<const GuardedBuffer*> buffers() const;
 
  private:
   enum class Role { kInput, kOutput, kGradient };

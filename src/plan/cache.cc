@@ -6,9 +6,7 @@ namespace {
 
 bool made_from(const Plan::Impl& plan, const AttentionProblem& problem, const DeviceInfo& device,
                std::string_view asked) {
-  return plan.problem == problem && plan.device.device == device.device &&
-         plan.device.threads == device.threads && plan.device.isa == device.isa &&
-         plan.asked == asked;
+  return plan.problem == problem && plan.device == device && plan.asked == asked;
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <string>
 
+#include "backend/cuda/device.h"
+
 namespace fovea {
 namespace {
 
@@ -27,7 +29,11 @@ std::string hint_from(const Backend* other) {
 }  // namespace
 
 std::span<const Backend* const> backends() {
-  static const Backend* const table[] = {&cpu_backend(), &reference_backend()};
+  static const std::vector<const Backend*> table = [] {
+    std::vector<const Backend*> all(cuda_backends().begin(), cuda_backends().end());
+    all.insert(all.end(), {&cpu_backend(), &reference_backend()});
+    return all;
+  }();
   return table;
 }
 
@@ -37,10 +43,6 @@ Result<Choice> choose(const AttentionProblem& problem, const DeviceInfo& device,
   if (!asked.empty() && std::none_of(table.begin(), table.end(), is_asked)) {
     return refuse("make_plan", "options.backend", "\"" + std::string(asked) + "\"",
                   must("be " + names_of(table) + ", or empty for the best"));
-  }
-  if (device.device.type == DeviceType::kCuda) {
-    return unsupported("make_plan", "no backend takes this problem on " + show(device.device),
-                       {{"cuda", {"this library was built without CUDA"}}});
   }
   Choice choice;
   const Backend* first_willing = nullptr;

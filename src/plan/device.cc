@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "backend/cpu/isa.h"
+#include "backend/cuda/device.h"
 #include "base/refusal.h"
 
 namespace fovea {
@@ -53,19 +54,17 @@ Result<DeviceInfo> discover(Device device, const PlanOptions& options) {
   Result<int> threads = thread_count(options.threads, std::getenv("FOVEA_NUM_THREADS"),
                                      options.threads > 0 ? 0 : usable_cores());
   if (!threads.ok()) return threads.status();
+  if (device.type == DeviceType::kCuda) return discover_cuda(device);
   DeviceInfo info;
-  info.device = device;
+  info.device = Device::cpu();  // there is one CPU; an index given to it means nothing
   info.threads = *threads;
-  if (device.type == DeviceType::kCpu) {
-    info.device = Device::cpu();  // there is one CPU; an index given to it means nothing
-    info.isa = cpu_isa_name();
-    const auto& have = cpu_isas();
-    if (std::find(have.begin(), have.end(), info.isa) == have.end()) {
-      std::string names;
-      for (const std::string& isa : have) names += (names.empty() ? "" : ", ") + isa;
-      return refuse("make_plan", "FOVEA_ISA", "\"" + info.isa + "\"",
-                    must("be one that this machine has: " + names));
-    }
+  info.isa = cpu_isa_name();
+  const auto& have = cpu_isas();
+  if (std::find(have.begin(), have.end(), info.isa) == have.end()) {
+    std::string names;
+    for (const std::string& isa : have) names += (names.empty() ? "" : ", ") + isa;
+    return refuse("make_plan", "FOVEA_ISA", "\"" + info.isa + "\"",
+                  must("be one that this machine has: " + names));
   }
   return info;
 }

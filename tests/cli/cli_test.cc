@@ -37,6 +37,8 @@ TEST(Info, SaysWhatPlansWillUse) {
   EXPECT_GT(info.at("memory_bytes").get<int64_t>(), 0);
   const auto backends = info.at("backends").get<std::vector<std::string>>();
   EXPECT_EQ(std::count(backends.begin(), backends.end(), "reference"), 1);
+  EXPECT_TRUE(info.at("gpus").is_array());
+  EXPECT_TRUE(contains(text.out, "\ngpus ")) << text.out;
 }
 
 // The README shows this table, so each line must be one of markdown's.
@@ -91,6 +93,10 @@ TEST(Refusal, ExitsWithTwoAndNamesWhatIsWrong) {
       {"check --case 'q=8 d=8 hq=30 hkv=8'", "head_q is 30"},
       {"check --case 'q=8 d=8' --threads 0", "--threads"},
       {"check --case 'q=8 d=8' --backend nope", "nope"},
+      {"check --case 'q=8 d=8' --device gpu", "--device is \"gpu\", must be cpu, cuda or cuda:N"},
+      {"explain --case 'q=8 d=8' --device cuda:x", "--device is \"cuda:x\""},
+      {"check --case 'q=8 d=8' --device cuda:-1", "--device is \"cuda:-1\""},
+      {"explain --case 'q=8 d=8' --device cuda:999", "999"},
       {"explain --case 'q=8 d=-3'", "d is -3"},
       {"bench --case 'q=8 d=8 hq=30 hkv=8'", "head_q is 30"},
       {"bench --case 'q=8'", "d"},

@@ -13,20 +13,15 @@ uint64_t number_from(const char* variable, uint64_t otherwise) {
   return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
 }
 
-TEST(FuzzValid, EveryEngineKeepsTheContract) {
+class FuzzValid : public EngineTest {};
+
+TEST_F(FuzzValid, EveryEngineKeepsTheContract) {
   const uint64_t count = number_from("FOVEA_FUZZ_VALID", 300);
   const uint64_t first = number_from("FOVEA_FUZZ_SEED", 1);
   const std::vector<Engine> engines = every_engine();
   for (uint64_t seed = first; seed < first + count; ++seed) {
     expect_accurate(engines, random_case(seed));
     ASSERT_FALSE(HasFatalFailure());
-  }
-}
-
-TEST(FuzzValid, CasesSurviveTheirText) {
-  for (uint64_t seed = 1; seed <= 2000; ++seed) {
-    const harness::Case c = random_case(seed);
-    EXPECT_EQ(must_parse(harness::format_case(c)), c) << harness::format_case(c);
   }
 }
 

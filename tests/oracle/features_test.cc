@@ -4,6 +4,8 @@
 namespace fovea::test {
 namespace {
 
+class Features : public EngineTest {};
+
 constexpr const char* kFeatures[] = {
     "mask=causal",
     "mask=window:30:0",
@@ -50,7 +52,7 @@ constexpr const char* kFeatures[] = {
     "bias=h dbias boolmask=b alibi softcap=8 sink dropout=0.15 dlse mask=window:70:3 keylens",
 };
 
-TEST(Features, OneByOneAndTogether) {
+TEST_F(Features, OneByOneAndTogether) {
   const char* dtypes[] = {"f32", "bf16", "f16"};
   const char* shapes[] = {"b=2 hq=4 hkv=2 q=75 kv=101 d=64", "b=3 hq=2 q=130 kv=67 d=32 dv=48",
                           "b=2 hq=4 hkv=1 q=3 kv=260 d=40"};
@@ -65,7 +67,7 @@ TEST(Features, OneByOneAndTogether) {
   }
 }
 
-TEST(Features, DataFamilies) {
+TEST_F(Features, DataFamilies) {
   const char* families[] = {"normal",   "spiky", "large_logits",
                             "constant", "tiny",  "outlier_channels"};
   const char* shapes[] = {"hq=2 q=150 kv=333 d=64 mask=causal", "hq=4 hkv=2 q=65 kv=65 d=128",

@@ -5,6 +5,8 @@
 namespace fovea::test {
 namespace {
 
+class Shapes : public EngineTest {};
+
 constexpr const char* kDTypes[] = {"f32", "bf16", "f16"};
 
 std::string words(std::initializer_list<std::string> parts) {
@@ -13,7 +15,7 @@ std::string words(std::initializer_list<std::string> parts) {
   return text;
 }
 
-TEST(Shapes, LengthsAroundTilesAndPrimes) {
+TEST_F(Shapes, LengthsAroundTilesAndPrimes) {
   const std::pair<int, int> lengths[] = {{1, 1},     {1, 128}, {64, 128},    {127, 127},
                                          {128, 129}, {239, 1}, {799, 3},     {113, 203},
                                          {640, 128}, {3, 799}, {1023, 1024}, {1, 2049}};
@@ -31,8 +33,8 @@ TEST(Shapes, LengthsAroundTilesAndPrimes) {
 }
 
 // One long case: more blocks than any tile table has special cases for, checked on a sample.
-TEST(Shapes, LongLengths) {
-  const std::vector<Engine> engines = cpu_engines();  // the reference would take minutes
+TEST_F(Shapes, LongLengths) {
+  const std::vector<Engine> engines = fast_engines();  // the reference would take minutes
   if (engines.empty()) GTEST_SKIP() << "no engine but the reference";
   for (const char* dtype : kDTypes) {
     expect_accurate(engines,
@@ -40,7 +42,7 @@ TEST(Shapes, LongLengths) {
   }
 }
 
-TEST(Shapes, HeadDimensions) {
+TEST_F(Shapes, HeadDimensions) {
   const char* dims[] = {"d=16",  "d=24",  "d=32",       "d=40",         "d=56",
                         "d=64",  "d=72",  "d=80",       "d=96",         "d=128",
                         "d=160", "d=192", "d=256",      "d=192 dv=128", "d=8",
@@ -55,7 +57,7 @@ TEST(Shapes, HeadDimensions) {
   }
 }
 
-TEST(Shapes, HeadGroups) {
+TEST_F(Shapes, HeadGroups) {
   const char* heads[] = {"hq=1 hkv=1", "hq=4 hkv=2", "hq=8 hkv=2", "hq=8 hkv=1", "hq=6 hkv=2"};
   for (const char* head : heads) {
     for (const char* dtype : kDTypes) {
@@ -67,7 +69,7 @@ TEST(Shapes, HeadGroups) {
   }
 }
 
-TEST(Shapes, ZeroLengths) {
+TEST_F(Shapes, ZeroLengths) {
   for (const char* dtype : kDTypes) {
     for (const char* sizes : {"b=0 q=5 kv=5", "b=2 q=0 kv=5", "b=2 q=5 kv=0", "b=2 q=0 kv=0",
                               "b=3 q=5 kv=7 varlen q_lens=0,5,3 kv_lens=0,7,7",

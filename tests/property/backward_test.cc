@@ -13,7 +13,7 @@ using harness::read_element;
 
 class BackwardProperty : public EveryEngine {};
 
-const char* const kDTypes[] = {"f32", "bf16", "f16"};
+const char* const kDTypes[] = {"bf16", "f16", "f32"};
 
 // <a, b> over one KV head's group of query heads (per = heads of a per KV head).
 double inner(const TensorView& a, const TensorView& b, int64_t batch, int64_t first,

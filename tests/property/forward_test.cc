@@ -19,7 +19,7 @@ using harness::write_element;
 
 class ForwardProperty : public EveryEngine {};
 
-const char* const kDTypes[] = {"f32", "bf16", "f16"};
+const char* const kDTypes[] = {"bf16", "f16", "f32"};
 
 void expect_close(const TensorView& a, const TensorView& b, const std::string& why) {
   EXPECT_LE(relative_difference(values_of(a), values_of(b)), tolerance_of(b.dtype)) << why;

@@ -40,7 +40,7 @@ TEST_P(Memory, WorkspaceIsLinear) {
 
 // A run at q = kv = 16384 with one head stays far below its score matrix of 1 GiB in f32. The
 // reference is left out: it would take minutes.
-class MemoryOfRun : public CpuEngine {};
+class MemoryOfRun : public FastEngine {};
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(MemoryOfRun);
 
 TEST_P(MemoryOfRun, PeakStaysFarBelowAScoreMatrix) {
@@ -53,7 +53,7 @@ TEST_P(MemoryOfRun, PeakStaysFarBelowAScoreMatrix) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Engines, Memory, testing::ValuesIn(every_engine()), engine_name);
-INSTANTIATE_TEST_SUITE_P(Engines, MemoryOfRun, testing::ValuesIn(cpu_engines()), engine_name);
+INSTANTIATE_TEST_SUITE_P(Engines, MemoryOfRun, testing::ValuesIn(fast_engines()), engine_name);
 
 }  // namespace
 }  // namespace fovea::test

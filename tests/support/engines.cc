@@ -4,8 +4,8 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "backend/backend.h"
-#include "backend/cpu/isa.h"
+#include "backend/cuda/device.h"
+#include "base/refusal.h"
 #include "harness/comparison.h"
 
 namespace fovea::test {
@@ -36,40 +36,53 @@ class IsaScope {
   std::string before_;
 };
 
+int64_t skipped_problems = 0;
+
+bool on_gpu(const Engine& engine) { return engine.device.type == DeviceType::kCuda; }
+
+Result<Plan> ask_plan(const Engine& engine, const AttentionProblem& problem, int threads) {
+  const IsaScope scope(engine.isa);
+  return make_plan(problem, engine.device, {.backend = engine.backend, .threads = threads});
+}
+
+bool may_skip(const Engine& engine, const Status& refused) {
+  const char* wish = std::getenv("FOVEA_GPU_ALLOW_UNSUPPORTED");
+  return on_gpu(engine) && refused.code() == StatusCode::kUnsupported && wish != nullptr &&
+         std::string(wish) == "1";
+}
+
+// GoogleTest takes this exception for one whose failure, or skip, has been told already.
+[[noreturn]] void end_test(testing::TestPartResult::Type type, const std::string& message) {
+  throw testing::AssertionException(
+      testing::TestPartResult(type, __FILE__, __LINE__, message.c_str()));
+}
+
 }  // namespace
 
 std::ostream& operator<<(std::ostream& out, const Engine& engine) {
   return out << engine.backend << (engine.isa.empty() ? "" : "/") << engine.isa;
 }
 
-std::vector<Engine> cpu_engines() {
-  std::vector<Engine> engines;
-  const AttentionProblem any = must_parse("q=1 d=64").problem;
-  for (const std::string& isa : cpu_isas()) {
-    const DeviceInfo device{Device::cpu(), 1, isa};
-    if (cpu_backend().refusals(any, device).empty()) engines.push_back({"cpu", isa});
-  }
-  return engines;
-}
-
-std::vector<Engine> every_engine() {
-  std::vector<Engine> engines = cpu_engines();
-  engines.insert(engines.begin(), {"reference", ""});
-  return engines;
-}
-
 Plan plan_on(const Engine& engine, const AttentionProblem& problem, int threads) {
-  const IsaScope scope(engine.isa);
-  Result<Plan> plan =
-      make_plan(problem, Device::cpu(), {.backend = engine.backend, .threads = threads});
+  Result<Plan> plan = ask_plan(engine, problem, threads);
   if (!plan.ok()) {
+    skip_if_allowed(engine, plan.status());
     ADD_FAILURE() << plan.status().message();
-    std::abort();  // a test has nothing to run
+    end_test(testing::TestPartResult::kFatalFailure, plan.status().message());
   }
   EXPECT_EQ(plan->backend(), engine.backend) << plan->explain();
   EXPECT_EQ(plan->kernel().rfind(engine.backend + "/", 0), 0u) << plan->kernel();
   return *plan;
 }
+
+void skip_if_allowed(const Engine& engine, const Status& refused) {
+  if (!may_skip(engine, refused)) return;
+  ++skipped_problems;
+  [&] { GTEST_SKIP() << refused.message(); }();
+  end_test(testing::TestPartResult::kSkip, refused.message());
+}
+
+int64_t unsupported_count() { return skipped_problems; }
 
 harness::Case must_parse(const std::string& text) {
   Result<harness::Case> c = harness::parse_case(text);
@@ -82,36 +95,63 @@ harness::Case must_parse(const std::string& text) {
 
 std::string reproduce(const Engine& engine, const harness::Case& c) {
   const std::string isa = engine.isa.empty() ? "" : "FOVEA_ISA=" + engine.isa + " ";
-  return "\n  see it again: " + isa + "fovea check --backend " + engine.backend + " --case \"" +
-         harness::format_case(c) + "\"\n";
+  const std::string device = on_gpu(engine) ? " --device " + show(engine.device) : "";
+  return "\n  see it again: " + isa + "fovea check --backend " + engine.backend + device +
+         " --case \"" + harness::format_case(c) + "\"\n";
 }
 
-void run(const Engine& engine, const harness::Case& c, harness::CaseTensors& tensors, int threads) {
-  const Plan plan = plan_on(engine, c.problem, threads);
+harness::Calls calls_on(const Engine& engine, const Plan& plan, harness::CaseTensors& tensors,
+                        harness::Scratch scratch) {
+  return harness::Calls(plan, tensors, engine.device, scratch);
+}
+
+namespace {
+
+// `refused` is the backward pass's status where that may be passed over.
+void run_passes(const Engine& engine, const harness::Case& c, harness::CaseTensors& tensors,
+                int threads, Status& refused) {
+  harness::Calls calls = calls_on(engine, plan_on(engine, c.problem, threads), tensors);
   tensors.poison_outputs();
-  harness::OwnedWorkspace forward_space(plan.workspace_bytes(Pass::kForward));
-  const Status forward = plan.forward(tensors.forward(), forward_space.view());
+  const Status forward = calls.forward();
   ASSERT_TRUE(forward.ok()) << forward.message() << reproduce(engine, c);
-  EXPECT_TRUE(forward_space.canaries_intact()) << reproduce(engine, c);
   if (c.backward) {
-    harness::OwnedWorkspace backward_space(plan.workspace_bytes(Pass::kBackward));
-    const Status backward = plan.backward(tensors.backward(), backward_space.view());
-    ASSERT_TRUE(backward.ok()) << backward.message() << reproduce(engine, c);
-    EXPECT_TRUE(backward_space.canaries_intact()) << reproduce(engine, c);
+    const Status backward = calls.backward();
+    if (may_skip(engine, backward)) {
+      refused = backward;
+    } else {
+      ASSERT_TRUE(backward.ok()) << backward.message() << reproduce(engine, c);
+    }
   }
   EXPECT_TRUE(tensors.canaries_intact()) << reproduce(engine, c);
   EXPECT_TRUE(tensors.inputs_unchanged()) << reproduce(engine, c);
 }
 
-void expect_accurate(const std::vector<Engine>& engines, const harness::Case& c) {
+}  // namespace
+
+void run(const Engine& engine, const harness::Case& c, harness::CaseTensors& tensors, int threads) {
+  Status refused;
+  run_passes(engine, c, tensors, threads, refused);
+  skip_if_allowed(engine, refused);
+}
+
+void expect_accurate(const std::vector<Engine>& engines, const harness::Case& c,
+                     double cost_limit) {
   harness::CaseTensors tensors(c);
-  harness::Comparison comparison(c, tensors);
+  harness::Comparison comparison(c, tensors, cost_limit);
   for (const Engine& engine : engines) {
-    run(engine, c, tensors);
+    // A refused case is passed over here, so that the test's other cases still run.
+    if (const Result<Plan> plan = ask_plan(engine, c.problem, 2);
+        !plan.ok() && may_skip(engine, plan.status())) {
+      ++skipped_problems;
+      continue;
+    }
+    Status refused;
+    run_passes(engine, c, tensors, 2, refused);
     if (testing::Test::HasFatalFailure()) return;
+    if (!refused.ok()) ++skipped_problems;
     std::vector<harness::Accuracy> found;
     if (c.forward) found = comparison.forward();
-    if (c.backward) {
+    if (c.backward && refused.ok()) {
       for (const harness::Accuracy& a : comparison.backward()) found.push_back(a);
     }
     for (const harness::Accuracy& a : found) {
@@ -121,8 +161,17 @@ void expect_accurate(const std::vector<Engine>& engines, const harness::Case& c)
   }
 }
 
-void expect_accurate(const std::vector<Engine>& engines, const std::string& text) {
-  expect_accurate(engines, must_parse(text));
+void expect_accurate(const std::vector<Engine>& engines, const std::string& text,
+                     double cost_limit) {
+  expect_accurate(engines, must_parse(text), cost_limit);
+}
+
+void EngineTest::SetUp() {
+  for (const Engine& engine : every_engine()) {
+    if (on_gpu(engine) && cuda_device_count() == 0) {
+      GTEST_SKIP() << "no CUDA device on this machine for the engine " << engine;
+    }
+  }
 }
 
 std::string engine_name(const testing::TestParamInfo<Engine>& info) {

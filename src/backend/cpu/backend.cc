@@ -312,6 +312,7 @@ class CpuBackend : public Backend {
   std::vector<std::string> refusals(const AttentionProblem& p,
                                     const DeviceInfo& device) const override {
     std::vector<std::string> reasons;
+    if (device.device.type != DeviceType::kCpu) return {"device is cuda, takes cpu"};
     if (cpu::kernels_for(device.isa, DType::kF32) == nullptr) {
       reasons.push_back("isa is \"" + device.isa + "\", this machine does not have it");
     }

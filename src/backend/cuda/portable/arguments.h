@@ -1,0 +1,72 @@
+// What a kernel is handed: plain values and device pointers, resolved from the problem and the
+// tensors of one call.
+#pragma once
+
+#include <vector_types.h>
+
+#include <cstdint>
+
+namespace fovea::cuda {
+
+// A [batch, row, head, dim] tensor, dim contiguous; strides in elements.
+struct Rows {
+  void* data;
+  int64_t batch, row, head;
+};
+
+// A float per (batch, head, row).
+struct RowScalars {
+  float* data;
+  int64_t batch, head, row;
+};
+
+// [batch|1, head|1, q|1, kv]: a stride of 0 where broadcast.
+struct Broadcast {
+  const void* data;
+  int64_t batch, head, q;
+};
+
+struct Problem {
+  int head_q, head_kv, group;  // group = head_q / head_kv
+  int q_len, kv_len;           // packed: the longest
+  int dim_qk, dim_v;
+  int left, right;  // window reach, negative: unbounded
+  int prefix;
+  float scale, softcap;
+
+  // Lengths, where they vary.
+  const int* cu_q;         // packed: [batch + 1]
+  const int* cu_kv;        // packed: [batch + 1]
+  const int* key_lengths;  // [batch]
+  int64_t key_length_stride;
+
+  // Score terms.
+  Broadcast bias, bool_mask;
+  bool bias_is_f32;
+  const float* alibi;
+  int64_t alibi_batch, alibi_head;
+  const float* sink;
+  int64_t sink_head;
+
+  // Dropout: a weight is dropped where its word is below the threshold; 0 is off.
+  uint32_t drop_threshold;
+  uint32_t drop_key0, drop_key1, drop_offset;
+  float keep_scale;
+};
+
+struct ForwardArguments {
+  Problem p;
+  Rows q, k, v, out;
+  RowScalars lse;  // data may be null
+  bool vector_qk;  // rows of q and k begin on 16 bytes and dim_qk is a multiple of 8
+  bool vector_v;   // the same of v
+  bool vector_out;
+
+  // Keys cut into parts, each with its own unnormalised sums.
+  int parts;
+  int part_keys;          // of a part, a multiple of the kernel's tile
+  float* partial;         // [part][batch * head_kv][group * q_len][dim_v]
+  float2* partial_stats;  // [part][batch * head_kv][group * q_len]: reference max (log2), sum
+};
+
+}  // namespace fovea::cuda

@@ -1,0 +1,30 @@
+// What the backward kernels are handed.
+#pragma once
+
+#include "backend/cuda/portable/arguments.h"
+
+namespace fovea::cuda {
+
+struct BackwardArguments {
+  Problem p;
+  Rows q, k, v, out, dout, dq, dk, dv;
+  RowScalars lse, dlse;  // dlse.data may be null
+  bool vector_q, vector_k, vector_v, vector_dout;
+  bool vector_dq, vector_dk, vector_dv;
+
+  // Of every query row, in the workspace: [batch|1][head_q][stat_rows].
+  float* delta;  // sum_d dout * out - dlse
+  float* lse2;   // lse in log2 units; +inf for a row that sees nothing, so that its weights are 0
+  int64_t stat_rows;  // q_len, or all rows when packed
+  int batch;
+
+  // Gradients of broadcast inputs; null when not asked for.
+  void* dbias;
+  int64_t dbias_batch, dbias_head, dbias_q;  // strides; 0 where broadcast
+  int dbias_batches, dbias_heads, dbias_rows;  // sizes
+  bool dbias_is_f32;
+  float* dsink;
+  int64_t dsink_head;
+};
+
+}  // namespace fovea::cuda

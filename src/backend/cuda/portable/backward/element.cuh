@@ -1,0 +1,45 @@
+// One element of the backward pass: from the products q . k and dout . v to the weight and to the
+// gradient of the score.
+#pragma once
+
+#include "backend/cuda/portable/backward/arguments.h"
+#include "backend/cuda/portable/terms.cuh"
+
+namespace fovea::cuda {
+
+// Of one query row.
+struct RowStats {
+  float lse2, delta;
+};
+
+struct Gradient {
+  float weight;  // as it multiplies v: after dropout
+  float score;   // d loss / d (scale * q . k)
+  float bias;    // d loss / d bias
+};
+
+// Invisible elements give exact zeros, whatever the products hold.
+template <typename T, bool kAnyTerms>
+__device__ __forceinline__ Gradient gradient_of(const Problem& p, const TermRow& terms, int key,
+                                                float raw, float dp, RowStats stats, float keep) {
+  if constexpr (!kAnyTerms) {
+    const float w = ptx::exp2_approx(fmaf(raw, p.scale * kLog2e, -stats.lse2));
+    const float ds = w * (dp - stats.delta);
+    return {w, ds, ds};
+  } else {
+    float slope = 1;
+    const float x = logit<T>(p, terms, key, raw, &slope);
+    if (x == -kInfinity) return {0, 0, 0};
+    const float w = ptx::exp2_approx(fmaf(x, kLog2e, -stats.lse2));
+    const float ds = w * (dp * keep - stats.delta);
+    return {w * keep, ds * slope, ds};
+  }
+}
+
+// Index into delta and lse2 of row (head_q, i).
+__device__ __forceinline__ int64_t stat_index(const BackwardArguments& a, const Sequence& s,
+                                              int head_q, int i) {
+  return (static_cast<int64_t>(s.batch_at) * a.p.head_q + head_q) * a.stat_rows + s.q_row + i;
+}
+
+}  // namespace fovea::cuda

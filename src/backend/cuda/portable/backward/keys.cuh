@@ -1,0 +1,244 @@
+// dK and dV: a block holds a tile of keys of one KV head and walks over the query rows of its group
+// that see them, Q and dO coming through two stages of shared memory. Fragments have keys for rows
+// and queries for columns, so that weights are at once the operand of the sums.
+#pragma once
+
+#include "backend/cuda/portable/backward/config.h"
+#include "backend/cuda/portable/backward/element.cuh"
+#include "backend/cuda/portable/backward/products.cuh"
+
+namespace fovea::cuda {
+
+enum class KeySums { kBoth, kDk, kDv };
+
+template <typename T, typename Shape, KeySums kSums>
+class KeyBlock {
+  static constexpr BackwardConfig kC = Shape::kConfig;
+  static constexpr int kM = kC.key_m_tiles, kTileKv = kC.key_tile(), kTileQ = kC.key_tile_q;
+  static constexpr int kThreads = kC.key_threads(), kChunk = BackwardConfig::kChunk;
+  static constexpr bool kAnyTerms = kC.terms == Terms::kAny;
+  static constexpr bool kWantDk = kSums != KeySums::kDv, kWantDv = kSums != KeySums::kDk;
+  using TileK = tile::SharedTile<kTileKv, kC.dim_qk>;
+  using TileV = tile::SharedTile<kTileKv, kC.dim_v>;
+  using TileQ = tile::SharedTile<kTileQ, kC.dim_qk>;
+  using TileDout = tile::SharedTile<kTileQ, kC.dim_v>;
+
+ public:
+  __device__ __forceinline__ KeyBlock(const BackwardArguments& a, unsigned char* memory)
+      : a_(a), stats_(reinterpret_cast<float*>(memory)) {
+    s_k_ = ptx::shared_address(memory) + BackwardConfig::kStages * kTileQ * 2 * 4;
+    s_v_ = s_k_ + TileK::kBytes;
+    s_q_ = s_v_ + TileV::kBytes;
+    s_dout_ = s_q_ + 2 * TileQ::kBytes;
+  }
+
+  __device__ __forceinline__ void run() {
+    const Problem& p = a_.p;
+    const int tiles = (p.kv_len + kTileKv - 1) / kTileKv;
+    const int item = blockIdx.x;
+    first_ = item % tiles * kTileKv;
+    head_kv_ = item / tiles % p.head_kv;
+    b_ = item / tiles / p.head_kv;
+    s_ = sequence_at(p, b_);
+    // Dense rows past a key length exist and get zeros; packed ones belong to the next sequence.
+    const int stored = p.cu_q != nullptr ? s_.kv_len : p.kv_len;
+    if (first_ >= stored) return;
+    load_keys();
+    if constexpr (kWantDk) clear(dk_);
+    if constexpr (kWantDv) clear(dv_);
+    const int row_tiles = (p.group * s_.q_len + kTileQ - 1) / kTileQ;
+    int next = next_tile(0, row_tiles);
+    if (next < row_tiles) load_rows(0, next);
+    ptx::cp_async_commit();
+    for (int n = 0; next < row_tiles; ++n) {
+      const int tile = next, stage = n % 2;
+      next = next_tile(tile + 1, row_tiles);
+      ptx::cp_async_wait<0>();
+      __syncthreads();
+      if (next < row_tiles) load_rows(1 - stage, next);
+      ptx::cp_async_commit();
+      step(stage, tile * kTileQ);
+    }
+    ptx::cp_async_wait<0>();
+    store(stored);
+  }
+
+ private:
+  static __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
+  static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+
+  // Rows [row, row + kTileQ) of the group, the first and the last sight among them.
+  struct RowSpan {
+    Sight low, high;
+    bool whole;  // kTileQ rows
+  };
+  __device__ __forceinline__ RowSpan span_of(int row) const {
+    const int last = min(row + kTileQ, a_.p.group * s_.q_len) - 1;
+    const Row from = Row::at(s_, row), to = Row::at(s_, last);
+    const bool one_head = from.head == to.head;
+    return {sight_of(a_.p, s_, one_head ? from.i : 0),
+            sight_of(a_.p, s_, one_head ? to.i : s_.q_len - 1), last == row + kTileQ - 1};
+  }
+  __device__ __forceinline__ int next_tile(int tile, int tiles) const {
+    for (; tile < tiles; ++tile) {
+      const RowSpan span = span_of(tile * kTileQ);
+      if (span.high.end > first_ && span.low.begin < first_ + kTileKv) return tile;
+      if (span.low.prefix > first_) return tile;
+    }
+    return tiles;
+  }
+
+  __device__ __forceinline__ void load_keys() {
+    const int keys = s_.kv_len - first_;
+    const T* const k = static_cast<const T*>(a_.k.data) + s_.batch_at * a_.k.batch +
+                       head_kv_ * a_.k.head + (s_.kv_row + first_) * a_.k.row;
+    const T* const v = static_cast<const T*>(a_.v.data) + s_.batch_at * a_.v.batch +
+                       head_kv_ * a_.v.head + (s_.kv_row + first_) * a_.v.row;
+    tile::TileLoader<TileK, kThreads, T>::fill(
+        s_k_, [&](int r) { return k + r * a_.k.row; }, keys, a_.p.dim_qk, a_.vector_k);
+    tile::TileLoader<TileV, kThreads, T>::fill(
+        s_v_, [&](int r) { return v + r * a_.v.row; }, keys, a_.p.dim_v, a_.vector_v);
+  }
+
+  __device__ __forceinline__ void load_rows(int stage, int tile) {
+    const int first = tile * kTileQ, rows = a_.p.group * s_.q_len - first;
+    const auto load = [&]<typename Tile>(Tile, const Rows& t, uint32_t shared, int cols,
+                                         bool vector) {
+      const T* const base = static_cast<const T*>(t.data) + s_.batch_at * t.batch +
+                            s_.q_row * t.row + static_cast<int64_t>(head_kv_ * a_.p.group) * t.head;
+      tile::TileLoader<Tile, kThreads, T>::fill(
+          shared + stage * Tile::kBytes,
+          [&](int r) {
+            const Row row = Row::at(s_, first + r);
+            return base + row.head * t.head + row.i * t.row;
+          },
+          rows, cols, vector);
+    };
+    load(TileQ{}, a_.q, s_q_, a_.p.dim_qk, a_.vector_q);
+    load(TileDout{}, a_.dout, s_dout_, a_.p.dim_v, a_.vector_dout);
+    float* const stats = stats_ + stage * 2 * kTileQ;
+    for (int r = threadIdx.x; r < kTileQ; r += kThreads) {
+      RowStats row{kInfinity, 0};
+      if (r < rows) {
+        const Row which = Row::at(s_, first + r);
+        const int64_t at = stat_index(a_, s_, head_kv_ * a_.p.group + which.head, which.i);
+        row = {a_.lse2[at], a_.delta[at]};
+      }
+      stats[r] = row.lse2;
+      stats[kTileQ + r] = row.delta;
+    }
+  }
+
+  __device__ __forceinline__ void step(int stage, int row) {
+    const RowSpan span = span_of(row);
+    const int end = first_ + kTileKv;
+    const bool all = span.whole && ((span.high.begin <= first_ && span.low.end >= end) ||
+                                    span.low.prefix >= end);
+    bool dirty = false;
+    if (!all || kAnyTerms) {
+      dirty = holds_nonfinite<TileQ, T>(s_q_ + stage * TileQ::kBytes, kThreads);
+      dirty |= holds_nonfinite<TileDout, T>(s_dout_ + stage * TileDout::kBytes, kThreads);
+      dirty = __syncthreads_or(dirty);
+    }
+#pragma unroll 1
+    for (int chunk = 0; chunk < kTileQ; chunk += kChunk) {
+      const uint32_t s_q = s_q_ + stage * TileQ::kBytes;
+      const uint32_t s_dout = s_dout_ + stage * TileDout::kBytes;
+      ptx::Fragment weights[kM][2], scores[kM][2];
+      dot_rows<T, TileK, TileQ>(weights, s_k_, warp() * kM * 16, s_q, chunk);
+      dot_rows<T, TileV, TileDout>(scores, s_v_, warp() * kM * 16, s_dout, chunk);
+      elements(weights, scores, stage, row + chunk, chunk, !all, dirty);
+      if constexpr (kWantDv) add_weighted_rows<T, TileDout>(dv_, weights, s_dout, chunk, dirty);
+      if constexpr (kWantDk) add_weighted_rows<T, TileQ>(dk_, scores, s_q, chunk, dirty);
+    }
+  }
+
+  // From products q . k and dout . v to weights and gradients of scores.
+  __device__ __forceinline__ void elements(ptx::Fragment (&weights)[kM][2],
+                                           ptx::Fragment (&scores)[kM][2], int stage, int row,
+                                           int chunk, bool masked, bool dirty) const {
+    const float* const stats = stats_ + stage * 2 * kTileQ + chunk;
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int y = 0; y < 2; ++y) {
+        const int column = n * 8 + lane() % 4 * 2 + y;
+        const RowStats of_row{stats[column], stats[kTileQ + column]};
+        Row which{};
+        Sight sight{};
+        TermRow terms{};
+        bool real = true;
+        if (masked || kAnyTerms) {
+          which = Row::at(s_, row + column);
+          real = which.head < a_.p.group;
+          sight = sight_of(a_.p, s_, which.i);
+          if (kAnyTerms) {
+            const int head = head_kv_ * a_.p.group + (real ? which.head : 0);
+            terms = term_row<T>(a_.p, s_, b_, head, which.i);
+          }
+        }
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int key = first_ + (warp() * kM + m) * 16 + half * 8 + lane() / 4;
+            float& w = weights[m][n][2 * half + y];
+            float& ds = scores[m][n][2 * half + y];
+            if ((masked || kAnyTerms) && !(real && sight.sees(key))) {
+              w = ds = 0;
+              continue;
+            }
+            float keep = 1;
+            if (kAnyTerms && a_.p.drop_threshold != 0) {
+              const float2 two = keep_two(a_.p, b_ * a_.p.head_q + head_kv_ * a_.p.group + which.head,
+                                          which.i, key & ~1);
+              keep = key % 2 == 0 ? two.x : two.y;
+            }
+            const Gradient g = gradient_of<T, kAnyTerms>(a_.p, terms, key, w, ds, of_row, keep);
+            // Rows of dout that are not finite were left out of the products: delta tells of them.
+            w = dirty ? g.weight + 0 * of_row.delta : g.weight;
+            ds = g.score;
+          }
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store(int stored) const {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int key = first_ + (warp() * kM + m) * 16 + half * 8 + lane() / 4;
+        if (key >= stored) continue;
+        const auto row = [&](const Rows& t) {
+          return static_cast<T*>(t.data) + s_.batch_at * t.batch + head_kv_ * t.head +
+                 (s_.kv_row + key) * t.row;
+        };
+        if constexpr (kWantDk) {
+          store_row<T>(row(a_.dk), dk_[m], 2 * half, a_.p.scale, a_.p.dim_qk, a_.vector_dk);
+        }
+        if constexpr (kWantDv) {
+          store_row<T>(row(a_.dv), dv_[m], 2 * half, 1, a_.p.dim_v, a_.vector_dv);
+        }
+      }
+    }
+  }
+
+  const BackwardArguments& a_;
+  float* const stats_;  // [stage][lse2, delta][kTileQ]
+  uint32_t s_k_, s_v_, s_q_, s_dout_;
+  Sequence s_;
+  int b_, head_kv_, first_;
+  ptx::Fragment dk_[kM][kWantDk ? kC.dim_qk / 8 : 1];
+  ptx::Fragment dv_[kM][kWantDv ? kC.dim_v / 8 : 1];
+};
+
+template <typename T, typename Shape, int kSums>
+__global__ void __launch_bounds__(Shape::kConfig.key_threads(), 1)
+    backward_keys_kernel(const __grid_constant__ BackwardArguments a) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  KeyBlock<T, Shape, static_cast<KeySums>(kSums)>(a, memory).run();
+}
+
+}  // namespace fovea::cuda

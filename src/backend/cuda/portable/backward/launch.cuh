@@ -1,0 +1,75 @@
+// Launching of one backward pass.
+#pragma once
+
+#include "backend/cuda/portable/backward/bias.cuh"
+#include "backend/cuda/portable/backward/kernels.h"
+#include "backend/cuda/portable/backward/keys.cuh"
+#include "backend/cuda/portable/backward/rows.cuh"
+#include "backend/cuda/portable/backward/stats.cuh"
+
+namespace fovea::cuda {
+
+template <typename Kernel>
+cudaError_t launch_blocks(Kernel kernel, int64_t blocks, int threads, int shared_bytes,
+                          cudaStream_t stream, const BackwardArguments& a) {
+  if (blocks == 0) return cudaSuccess;
+  if (shared_bytes > 48 * 1024) {
+    if (const cudaError_t error =
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+        error != cudaSuccess) {
+      return error;
+    }
+  }
+  kernel<<<static_cast<unsigned>(blocks), threads, shared_bytes, stream>>>(a);
+  return cudaGetLastError();
+}
+
+template <typename T, typename Shape>
+cudaError_t launch_backward(const BackwardArguments& a, cudaStream_t stream) {
+  constexpr BackwardConfig kC = Shape::kConfig;
+  const auto ceil_div = [](int64_t x, int64_t y) { return (x + y - 1) / y; };
+  const Problem& p = a.p;
+  const int64_t heads = static_cast<int64_t>(a.batch) * p.head_kv;
+  const int64_t rows = static_cast<int64_t>(a.batch) * p.head_q * p.q_len;
+  const auto launch = [&](auto kernel, int64_t blocks, int threads, int bytes) {
+    return launch_blocks(kernel, blocks, threads, bytes, stream, a);
+  };
+  cudaError_t error =
+      launch(row_stats_kernel<T>, ceil_div(rows * 32, kStatThreads), kStatThreads, 0);
+  const int64_t key_blocks = heads * ceil_div(p.kv_len, kC.key_tile());
+  const auto keys = [&](auto kernel) {
+    if (error == cudaSuccess) {
+      error = launch(kernel, key_blocks, kC.key_threads(), kC.key_shared_bytes());
+    }
+  };
+  if constexpr (kC.split) {
+    keys(backward_keys_kernel<T, Shape, static_cast<int>(KeySums::kDk)>);
+    keys(backward_keys_kernel<T, Shape, static_cast<int>(KeySums::kDv)>);
+  } else {
+    keys(backward_keys_kernel<T, Shape, static_cast<int>(KeySums::kBoth)>);
+  }
+  if (error == cudaSuccess) {
+    const int64_t blocks = heads * ceil_div(int64_t{p.group} * p.q_len, kC.row_tile());
+    error = launch(backward_rows_kernel<T, Shape>, blocks, kC.row_threads(), kC.row_shared_bytes());
+  }
+  if constexpr (kC.terms == Terms::kAny) {
+    using Bias = BiasBlock<T, kC.dim_qk, kC.dim_v>;
+    if (error == cudaSuccess && a.dbias != nullptr) {
+      const int64_t row_tiles = a.dbias_rows == 1 ? 1 : ceil_div(p.q_len, Bias::kTileQ);
+      const int64_t blocks = static_cast<int64_t>(a.dbias_batches) * a.dbias_heads * row_tiles *
+                             ceil_div(p.kv_len, Bias::kTileKv);
+      error = launch(backward_bias_kernel<T, kC.dim_qk, kC.dim_v>, blocks, Bias::kThreads,
+                     Bias::kBytes);
+    }
+  }
+  if (error == cudaSuccess && a.dsink != nullptr) {
+    error = launch(sink_gradient_kernel, p.head_q, kStatThreads, 0);
+  }
+  return error;
+}
+
+template <typename T, DType kDtype, typename Shape>
+inline constexpr BackwardKernel kBackwardKernel = {kDtype, Shape::kConfig,
+                                                   launch_backward<T, Shape>};
+
+}  // namespace fovea::cuda

@@ -1,0 +1,191 @@
+// dQ: a block holds a tile of query rows of one KV head and walks over the keys they see, as the
+// forward pass does.
+#pragma once
+
+#include "backend/cuda/portable/backward/config.h"
+#include "backend/cuda/portable/backward/element.cuh"
+#include "backend/cuda/portable/backward/products.cuh"
+
+namespace fovea::cuda {
+
+template <typename T, typename Shape>
+class RowBlock {
+  static constexpr BackwardConfig kC = Shape::kConfig;
+  static constexpr int kM = kC.row_m_tiles, kTileQ = kC.row_tile(), kTileKv = kC.row_tile_kv;
+  static constexpr int kThreads = kC.row_threads(), kChunk = BackwardConfig::kChunk;
+  static constexpr bool kAnyTerms = kC.terms == Terms::kAny;
+  using TileQ = tile::SharedTile<kTileQ, kC.dim_qk>;
+  using TileDout = tile::SharedTile<kTileQ, kC.dim_v>;
+  using TileK = tile::SharedTile<kTileKv, kC.dim_qk>;
+  using TileV = tile::SharedTile<kTileKv, kC.dim_v>;
+
+ public:
+  __device__ __forceinline__ RowBlock(const BackwardArguments& a, uint32_t shared)
+      : a_(a),
+        s_q_(shared),
+        s_dout_(s_q_ + TileQ::kBytes),
+        s_k_(s_dout_ + TileDout::kBytes),
+        s_v_(s_k_ + 2 * TileK::kBytes) {}
+
+  __device__ __forceinline__ void run() {
+    const Problem& p = a_.p;
+    const int tiles = (p.group * p.q_len + kTileQ - 1) / kTileQ;
+    const int item = blockIdx.x;
+    row_ = (tiles - 1 - item % tiles) * kTileQ;  // the longest first
+    head_kv_ = item / tiles % p.head_kv;
+    b_ = item / tiles / p.head_kv;
+    s_ = sequence_at(p, b_);
+    rows_ = min(p.group * s_.q_len - row_, kTileQ);
+    if (rows_ <= 0) return;
+    const KeyTiles keys = key_tiles(p, s_, row_, rows_, 0, s_.kv_len, kTileKv);
+    load_rows();
+    load_stats();
+    clear(dq_);
+    const int count = keys.count();
+    if (count > 0) load_keys(0, keys.tile(0) * kTileKv);
+    ptx::cp_async_commit();
+    for (int n = 0; n < count; ++n) {
+      ptx::cp_async_wait<0>();
+      __syncthreads();
+      const int stage = n % 2, first = keys.tile(n) * kTileKv;
+      if (n + 1 < count) load_keys(1 - stage, keys.tile(n + 1) * kTileKv);
+      ptx::cp_async_commit();
+      step(stage, first, !keys.seen_by_all(first, first + kTileKv));
+    }
+    ptx::cp_async_wait<0>();
+    store();
+  }
+
+ private:
+  static __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
+  static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+  static __device__ __forceinline__ int row_in_tile(int r) {
+    return (warp() * kM + r / 2) * 16 + r % 2 * 8 + lane() / 4;
+  }
+
+  __device__ __forceinline__ void load_rows() {
+    const auto load = [&]<typename Tile>(Tile, const Rows& t, uint32_t shared, int cols,
+                                         bool vector) {
+      const T* const base = static_cast<const T*>(t.data) + s_.batch_at * t.batch +
+                            s_.q_row * t.row + static_cast<int64_t>(head_kv_ * a_.p.group) * t.head;
+      tile::TileLoader<Tile, kThreads, T>::fill(
+          shared,
+          [&](int r) {
+            const Row row = Row::at(s_, row_ + r);
+            return base + row.head * t.head + row.i * t.row;
+          },
+          rows_, cols, vector);
+    };
+    load(TileQ{}, a_.q, s_q_, a_.p.dim_qk, a_.vector_q);
+    load(TileDout{}, a_.dout, s_dout_, a_.p.dim_v, a_.vector_dout);
+  }
+
+  __device__ __forceinline__ void load_keys(int stage, int first) {
+    const int keys = s_.kv_len - first;
+    const T* const k = static_cast<const T*>(a_.k.data) + s_.batch_at * a_.k.batch +
+                       head_kv_ * a_.k.head + (s_.kv_row + first) * a_.k.row;
+    const T* const v = static_cast<const T*>(a_.v.data) + s_.batch_at * a_.v.batch +
+                       head_kv_ * a_.v.head + (s_.kv_row + first) * a_.v.row;
+    tile::TileLoader<TileK, kThreads, T>::fill(
+        s_k_ + stage * TileK::kBytes, [&](int r) { return k + r * a_.k.row; }, keys, a_.p.dim_qk,
+        a_.vector_k);
+    tile::TileLoader<TileV, kThreads, T>::fill(
+        s_v_ + stage * TileV::kBytes, [&](int r) { return v + r * a_.v.row; }, keys, a_.p.dim_v,
+        a_.vector_v);
+  }
+
+  __device__ __forceinline__ void load_stats() {
+#pragma unroll
+    for (int r = 0; r < 2 * kM; ++r) {
+      const int row = row_in_tile(r);
+      stats_[r] = {kInfinity, 0};
+      if (row >= rows_) continue;
+      const Row which = Row::at(s_, row_ + row);
+      const int64_t at = stat_index(a_, s_, head_kv_ * a_.p.group + which.head, which.i);
+      stats_[r] = {a_.lse2[at], a_.delta[at]};
+    }
+  }
+
+  __device__ __forceinline__ void step(int stage, int first, bool masked) {
+    const uint32_t s_k = s_k_ + stage * TileK::kBytes, s_v = s_v_ + stage * TileV::kBytes;
+    bool dirty = false;
+    if (masked || kAnyTerms) {
+      dirty = __syncthreads_or(holds_nonfinite<TileK, T>(s_k, kThreads));
+    }
+#pragma unroll 1
+    for (int chunk = 0; chunk < kTileKv; chunk += kChunk) {
+      ptx::Fragment weights[kM][2], scores[kM][2];
+      dot_rows<T, TileQ, TileK>(weights, s_q_, warp() * kM * 16, s_k, chunk);
+      dot_rows<T, TileDout, TileV>(scores, s_dout_, warp() * kM * 16, s_v, chunk);
+      elements(weights, scores, first + chunk, masked);
+      add_weighted_rows<T, TileK>(dq_, scores, s_k, chunk, dirty);
+    }
+  }
+
+  __device__ __forceinline__ void elements(ptx::Fragment (&weights)[kM][2],
+                                           ptx::Fragment (&scores)[kM][2], int first,
+                                           bool masked) const {
+#pragma unroll
+    for (int r = 0; r < 2 * kM; ++r) {
+      Row which{};
+      Sight sight{};
+      TermRow terms{};
+      if (masked || kAnyTerms) {
+        which = Row::at(s_, row_ + row_in_tile(r));
+        sight = sight_of(a_.p, s_, which.i);
+      }
+      const bool real = row_in_tile(r) < rows_;
+      const int head = head_kv_ * a_.p.group + (real ? which.head : 0);
+      if (kAnyTerms) terms = term_row<T>(a_.p, s_, b_, head, which.i);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const int key = first + n * 8 + lane() % 4 * 2;
+        float2 keep{1, 1};
+        if (kAnyTerms && a_.p.drop_threshold != 0) {
+          keep = keep_two(a_.p, b_ * a_.p.head_q + head, which.i, key);
+        }
+#pragma unroll
+        for (int y = 0; y < 2; ++y) {
+          const float raw = weights[r / 2][n][r % 2 * 2 + y];
+          float& ds = scores[r / 2][n][r % 2 * 2 + y];
+          if ((masked || kAnyTerms) && !(real && sight.sees(key + y))) {
+            ds = 0;
+            continue;
+          }
+          const Gradient g = gradient_of<T, kAnyTerms>(a_.p, terms, key + y, raw, ds, stats_[r],
+                                                       y == 0 ? keep.x : keep.y);
+          ds = g.score;
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store() const {
+#pragma unroll
+    for (int r = 0; r < 2 * kM; ++r) {
+      const int row = row_in_tile(r);
+      if (row >= rows_) continue;
+      const Row which = Row::at(s_, row_ + row);
+      T* const to = static_cast<T*>(a_.dq.data) + s_.batch_at * a_.dq.batch +
+                    static_cast<int64_t>(head_kv_ * a_.p.group + which.head) * a_.dq.head +
+                    (s_.q_row + which.i) * a_.dq.row;
+      store_row<T>(to, dq_[r / 2], r % 2 * 2, a_.p.scale, a_.p.dim_qk, a_.vector_dq);
+    }
+  }
+
+  const BackwardArguments& a_;
+  const uint32_t s_q_, s_dout_, s_k_, s_v_;
+  Sequence s_;
+  int b_, head_kv_, row_, rows_;
+  RowStats stats_[2 * kM];
+  ptx::Fragment dq_[kM][kC.dim_qk / 8];
+};
+
+template <typename T, typename Shape>
+__global__ void __launch_bounds__(Shape::kConfig.row_threads(), 1)
+    backward_rows_kernel(const __grid_constant__ BackwardArguments a) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  RowBlock<T, Shape>(a, ptx::shared_address(memory)).run();
+}
+
+}  // namespace fovea::cuda

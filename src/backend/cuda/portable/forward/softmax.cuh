@@ -1,0 +1,100 @@
+// The running softmax of the rows that one lane holds: 2 rows of each 16-row tile of its warp.
+#pragma once
+
+#include "prim/cuda/ptx/math.cuh"
+#include "prim/cuda/ptx/mma.cuh"
+
+namespace fovea::cuda {
+
+// Weights refer to a reference max. It moves only when scores outgrow it by more than kHeadroom (in
+// log2 units): until then weights are up to 2^8, which neither their 16-bit form nor the float sums
+// mind, and most chunks of keys need neither shuffles nor a rescaling of what was summed.
+template <int kMTiles>
+struct RunningSoftmax {
+  static constexpr int kRows = 2 * kMTiles;
+  static constexpr float kHeadroom = 8.0f;
+
+  float reference[kRows];  // log2 units; -inf: no key seen yet
+  float sum[kRows];        // of this lane's weights
+
+  __device__ __forceinline__ void start() {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      reference[r] = -__builtin_huge_valf();
+      sum[r] = 0;
+    }
+  }
+
+  // Turns scores into weights; `out` are the sums of weighted values, rescaled when the reference
+  // moves. `to_log2` takes scores to log2 units.
+  template <int kNTiles, int kOutTiles>
+  __device__ __forceinline__ void step(ptx::Fragment (&scores)[kMTiles][kNTiles],
+                                       ptx::Fragment (&out)[kMTiles][kOutTiles], float to_log2) {
+    float top[kRows];
+    bool outgrown = false;
+#pragma unroll
+    for (int m = 0; m < kMTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float best = scores[m][0][2 * half];
+#pragma unroll
+        for (int n = 0; n < kNTiles; ++n) {
+          best = fmaxf(best, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
+        }
+        const int r = 2 * m + half;
+        top[r] = best * to_log2;
+        outgrown |= top[r] > reference[r] + kHeadroom;
+      }
+    }
+    if (__any_sync(0xffffffffu, outgrown)) move_reference(top, out);
+#pragma unroll
+    for (int m = 0; m < kMTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int r = 2 * m + half;
+        const float minus_base = reference[r] == -__builtin_huge_valf() ? 0.0f : -reference[r];
+#pragma unroll
+        for (int n = 0; n < kNTiles; ++n) {
+#pragma unroll
+          for (int x = 2 * half; x < 2 * half + 2; ++x) {
+            const float p = ptx::exp2_approx(fmaf(scores[m][n][x], to_log2, minus_base));
+            scores[m][n][x] = p;
+            sum[r] += p;
+          }
+        }
+      }
+    }
+  }
+
+  // The sums of the four lanes that share a row.
+  __device__ __forceinline__ void finish() {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
+      sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
+    }
+  }
+
+ private:
+  template <int kOutTiles>
+  __device__ __forceinline__ void move_reference(float (&top)[kRows],
+                                                 ptx::Fragment (&out)[kMTiles][kOutTiles]) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 1));
+      top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 2));
+      const float moved = fmaxf(reference[r], top[r]);
+      if (moved == -__builtin_huge_valf()) continue;
+      const float shrink = ptx::exp2_approx(reference[r] - moved);  // 0 from no reference
+      reference[r] = moved;
+      sum[r] *= shrink;
+#pragma unroll
+      for (int n = 0; n < kOutTiles; ++n) {
+        out[r / 2][n][r % 2 * 2] *= shrink;
+        out[r / 2][n][r % 2 * 2 + 1] *= shrink;
+      }
+    }
+  }
+};
+
+}  // namespace fovea::cuda

@@ -1,0 +1,104 @@
+// Where a block's rows and keys lie: sequences, query rows numbered through the heads of a group,
+// and which keys they see.
+#pragma once
+
+#include "backend/cuda/portable/arguments.h"
+
+namespace fovea::cuda {
+
+constexpr float kLog2e = 1.44269504f;
+constexpr float kLn2 = 0.693147181f;
+
+struct Sequence {
+  int q_len, kv_len;
+  int64_t q_row, kv_row;  // packed: first rows
+  int batch_at;           // index for the batch stride: 0 when packed
+};
+
+__device__ __forceinline__ int clamp_to(int x, int low, int high) {
+  return x < low ? low : x > high ? high : x;
+}
+
+// Values that no host has checked are held within the tensors.
+__device__ __forceinline__ Sequence sequence_at(const Problem& p, int b) {
+  Sequence s{p.q_len, p.kv_len, 0, 0, b};
+  if (p.cu_q != nullptr) {
+    s.q_row = p.cu_q[b];
+    s.kv_row = p.cu_kv[b];
+    s.q_len = clamp_to(p.cu_q[b + 1] - p.cu_q[b], 0, p.q_len);
+    s.kv_len = clamp_to(p.cu_kv[b + 1] - p.cu_kv[b], 0, p.kv_len);
+    s.batch_at = 0;
+  } else if (p.key_lengths != nullptr) {
+    s.kv_len = clamp_to(p.key_lengths[b * p.key_length_stride], 0, p.kv_len);
+  }
+  return s;
+}
+
+// The keys that one query sees: [begin, end), and those below prefix.
+struct Sight {
+  int begin, end, prefix;
+
+  __device__ __forceinline__ bool sees(int key) const {
+    return (key >= begin && key < end) || key < prefix;
+  }
+};
+
+__device__ __forceinline__ Sight sight_of(const Problem& p, const Sequence& s, int i) {
+  const int position = i + s.kv_len - s.q_len;
+  Sight sight;
+  sight.begin = p.left < 0 ? 0 : clamp_to(position - p.left, 0, s.kv_len);
+  sight.end = p.right < 0 ? s.kv_len : clamp_to(position + p.right + 1, 0, s.kv_len);
+  if (sight.end < sight.begin) sight.end = sight.begin;
+  sight.prefix = p.prefix < s.kv_len ? p.prefix : s.kv_len;
+  return sight;
+}
+
+// A row of a KV head: rows are numbered through the query heads of its group, head-major.
+struct Row {
+  int head;  // within the group
+  int i;
+
+  __device__ __forceinline__ static Row at(const Sequence& s, int row) {
+    const int head = s.q_len > 0 ? row / s.q_len : 0;
+    return {head, row - head * s.q_len};
+  }
+};
+
+// The tiles of keys that a range of rows has to visit, the window's from the last to the first and
+// then the prefix's; and the keys that every one of the rows sees.
+struct KeyTiles {
+  int first, last;  // of the window: tiles [first, last)
+  int prefix;       // tiles [0, prefix) besides
+  int all_begin, all_end, all_prefix;
+
+  __device__ __forceinline__ int count() const { return (last > first ? last - first : 0) + prefix; }
+  __device__ __forceinline__ int tile(int n) const {
+    const int window = last > first ? last - first : 0;
+    return n < window ? last - 1 - n : prefix - 1 - (n - window);
+  }
+  __device__ __forceinline__ bool seen_by_all(int begin, int end) const {
+    return (end <= all_end && (begin >= all_begin || all_begin <= all_prefix)) ||
+           end <= all_prefix;
+  }
+};
+
+// Rows [row, row + rows) of the group, keys [key_begin, key_end) in tiles of `tile`.
+__device__ __forceinline__ KeyTiles key_tiles(const Problem& p, const Sequence& s, int row,
+                                              int rows, int key_begin, int key_end, int tile) {
+  const Row from = Row::at(s, row), to = Row::at(s, row + rows - 1);
+  const bool one_head = from.head == to.head;
+  const Sight low = sight_of(p, s, one_head ? from.i : 0);
+  const Sight high = sight_of(p, s, one_head ? to.i : s.q_len - 1);
+  KeyTiles t;
+  const int begin = max(low.begin, key_begin), end = min(high.end, key_end);
+  const int prefix = min(low.prefix, key_end);
+  t.prefix = prefix > key_begin ? (prefix - key_begin + tile - 1) / tile : 0;
+  t.first = max((begin - key_begin) / tile, t.prefix);
+  t.last = end > begin ? (end - key_begin + tile - 1) / tile : 0;
+  t.all_begin = high.begin;
+  t.all_end = low.end;
+  t.all_prefix = low.prefix;
+  return t;
+}
+
+}  // namespace fovea::cuda

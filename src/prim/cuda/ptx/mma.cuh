@@ -1,0 +1,37 @@
+// mma.sync: a warp multiplies a 16 x 16 by a 16 x 8 fragment, accumulating in float.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace fovea::ptx {
+
+// The accumulator: lane l holds rows l / 4 (c[0], c[1]) and l / 4 + 8 (c[2], c[3]), columns
+// 2 (l % 4) and the next.
+using Fragment = float[4];
+
+template <typename T>
+__device__ __forceinline__ void mma_m16n8k16(Fragment& c, const uint32_t (&a)[4], uint32_t b0,
+                                             uint32_t b1);
+
+template <>
+__device__ __forceinline__ void mma_m16n8k16<__nv_bfloat16>(Fragment& c, const uint32_t (&a)[4],
+                                                            uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <>
+__device__ __forceinline__ void mma_m16n8k16<__half>(Fragment& c, const uint32_t (&a)[4],
+                                                     uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+}  // namespace fovea::ptx

@@ -1,0 +1,82 @@
+// The forms that features come in, each on a GPU against the oracle: broadcasting of bias and mask,
+// bounds that are true and false, and layouts. What they do one by one is in oracle/features_test.
+#include "support/engines.h"
+
+namespace fovea::test {
+namespace {
+
+class Forms : public EngineTest {};
+
+constexpr const char* kDTypes[] = {"bf16", "f16", "f32"};
+constexpr const char* kBroadcast[] = {"full", "b", "h", "q", "bh", "bq", "hq", "bhq"};
+
+void expect(const std::string& text) {
+  expect_accurate(fast_engines(), text + " pass=fwd,bwd", 1e8);
+}
+
+TEST_F(Forms, BiasAndItsGradientInEveryBroadcast) {
+  for (const char* form : kBroadcast) {
+    for (const char* dtype : kDTypes) {
+      for (const char* extra : {"", "bias_dtype=f32 mask=causal", "deterministic keylens"}) {
+        expect("b=3 hq=4 hkv=2 q=70 kv=133 d=64 dbias bias=" + std::string(form) + " " + extra +
+               " dtype=" + dtype);
+      }
+    }
+  }
+}
+
+TEST_F(Forms, BooleanMaskInEveryBroadcast) {
+  for (const char* form : kBroadcast) {
+    for (const char* dtype : kDTypes) {
+      for (const char* extra : {"", "mask=causal sink", "bias=bh dbias"}) {
+        expect("b=3 hq=4 hkv=2 q=70 kv=133 d=64 boolmask=" + std::string(form) + " " + extra +
+               " dtype=" + dtype);
+      }
+    }
+  }
+}
+
+// A bound is a hint: where it is false the result must be right all the same.
+TEST_F(Forms, LogitBoundTrueAndFalse) {
+  for (const char* dtype : kDTypes) {
+    for (const char* data : {"normal", "spiky", "large_logits", "tiny"}) {
+      for (const char* bound : {"0.5", "10", "100000"}) {
+        for (const char* extra : {"", "mask=causal", "sink softcap=20"}) {
+          expect("hq=2 q=65 kv=300 d=64 logit_bound=" + std::string(bound) + " data=" + data + " " +
+                 extra + " dtype=" + dtype);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Forms, StridesAndPadding) {
+  for (const char* dtype : kDTypes) {
+    for (const char* layout : {"order=bshd", "order=bhsd pad=8", "order=bshd pad=1",
+                               "order=bhsd pad=3", "order=bshd pad=16 varlen", "pad=5 varlen"}) {
+      for (const char* dims : {"d=64", "d=72 dv=40", "d=33 dv=65", "d=1", "d=7"}) {
+        expect("b=2 hq=4 hkv=2 q=67 kv=90 mask=causal " + std::string(layout) + " " + dims +
+               " dtype=" + dtype);
+      }
+    }
+  }
+}
+
+// A decode step over ragged caches, and packs whose sequences differ by far.
+TEST_F(Forms, RaggedLengths) {
+  for (const char* dtype : kDTypes) {
+    for (const char* lengths :
+         {"b=4 q=1 kv=900 keylens=900,1,0,333", "b=4 q=5 kv=900 keylens=900,2,5,640 mask=causal",
+          "b=5 q=300 kv=300 varlen q_lens=1,300,0,64,129 "
+          "kv_lens=300,1,17,64,129 mask=causal",
+          "b=5 q=300 kv=300 varlen q_lens=300,0,0,2,1 "
+          "kv_lens=0,300,0,200,1 sink dlse"}) {
+      for (const char* heads : {"hq=8 hkv=1", "hq=4 hkv=4"}) {
+        expect(std::string(lengths) + " d=128 " + heads + " dtype=" + dtype);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fovea::test
