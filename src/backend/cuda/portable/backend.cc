@@ -199,8 +199,8 @@ class PortableBackend : public Backend {
       reasons.push_back("compute capability is " + std::to_string(device.gpu.sm / 10) + "." +
                         std::to_string(device.gpu.sm % 10) + ", takes 8.0 and later");
     }
-    if (p.dtype != DType::kF16 && p.dtype != DType::kBf16) {
-      reasons.push_back(std::string("dtype is ") + dtype_name(p.dtype) + ", takes f16, bf16");
+    if (p.dtype != DType::kF32 && p.dtype != DType::kF16 && p.dtype != DType::kBf16) {
+      reasons.push_back(std::string("dtype is ") + dtype_name(p.dtype) + ", takes f32, f16, bf16");
     }
     for (const auto& [name, value, most] :
          {std::tuple{"dim_qk", p.dim_qk, kMaxDim}, std::tuple{"dim_v", p.dim_v, kMaxDim},

@@ -64,6 +64,15 @@ struct Row {
   }
 };
 
+// Which rows of which KV head, and which of its keys, are a block's. Kept in shared memory: what is
+// seldom needed would cost the sums their registers.
+struct Place {
+  Sequence s;
+  int b, head_kv;
+  int row, rows;  // of the group
+  int key_begin, key_end;
+};
+
 // The tiles of keys that a range of rows has to visit, the window's from the last to the first and
 // then the prefix's; and the keys that every one of the rows sees.
 struct KeyTiles {

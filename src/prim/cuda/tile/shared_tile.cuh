@@ -1,9 +1,5 @@
-// A tile of rows of 16-bit values in shared memory, laid out so that ldmatrix and the 16-byte
-// writes that fill it meet no bank conflicts.
-//
-// Columns are cut into panels of at most 64 (128 bytes); within a panel the 16-byte chunks of a row
-// are exchanged by an exclusive or with the row, so that the eight rows that ldmatrix reads at once
-// lie in eight different groups of banks.
+// A tile of rows in shared memory, laid out so that the warps that read it and the 16-byte writes
+// that fill it meet no bank conflicts.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +9,16 @@
 
 namespace fovea::tile {
 
-template <int kRows_, int kCols_>
+// 16-bit values. Columns are cut into panels of at most 64 (128 bytes); within a panel the 16-byte
+// chunks of a row are exchanged by an exclusive or with the row, so that the eight rows that
+// ldmatrix reads at once lie in eight different groups of banks.
+template <typename T, int kRows_, int kCols_>
 struct SharedTile {
-  static constexpr int kRows = kRows_;
-  static constexpr int kCols = kCols_;
-  static constexpr int kChunks = kCols / 8;  // of 16 bytes, in a row
+  static constexpr int kRows = kRows_, kCols = kCols_;
+  static constexpr int kPerChunk = 8;  // values of 16 bytes
+  static constexpr int kChunks = kCols / kPerChunk;
   static constexpr int kBytes = kRows * kCols * 2;
+  static_assert(sizeof(T) == 2);
   static_assert(kCols % 16 == 0 && (kCols % 64 == 0 || kCols % 64 == 32 || kCols == 16));
   static_assert(kRows % 16 == 0);
 
@@ -28,7 +28,7 @@ struct SharedTile {
     return left < 8 ? left : 8;
   }
 
-  // Byte offset of a chunk; the row's contribution to the exchange is row-dependent only.
+  // Byte offset of a chunk.
   __device__ __forceinline__ static uint32_t offset(int row, int chunk) {
     const int width = panel_width(chunk);
     const int turn = width == 8 ? row & 7 : width == 4 ? (row >> 1) & 3 : (row >> 2) & 1;
@@ -67,49 +67,66 @@ struct SharedTile {
   };
 };
 
-// Fills a tile from rows of global memory, `stride` elements apart: rows from `rows` on and columns
-// from `cols` on become zeros. kVector: rows begin on 16 bytes and cols is a multiple of 8.
-template <typename Tile, int kThreads, typename T>
+// Floats: rows one after another, 16 bytes further apart than they are long, so that lanes that read
+// one column of eight rows find them in different banks.
+template <int kRows_, int kCols_>
+struct SharedTile<float, kRows_, kCols_> {
+  static constexpr int kRows = kRows_, kCols = kCols_;
+  static constexpr int kPerChunk = 4;
+  static constexpr int kChunks = kCols / kPerChunk;
+  static constexpr int kRowBytes = kCols * 4 + 16;
+  static constexpr int kBytes = kRows * kRowBytes;
+
+  __device__ __forceinline__ static uint32_t offset(int row, int chunk) {
+    return row * kRowBytes + chunk * 16;
+  }
+};
+
+// Fills a tile from rows of global memory: rows from `rows` on and columns from `cols` on become
+// zeros. `vector`: rows begin on 16 bytes and cols is a whole number of chunks; the values then come
+// by cp.async, otherwise they are there when fill returns.
+template <typename T, typename Tile, int kThreads>
 struct TileLoader {
   static constexpr int kPerRow = Tile::kChunks % 8 == 0 ? 8 : Tile::kChunks % 4 == 0 ? 4 : 2;
   static constexpr int kRowStep = kThreads / kPerRow;
+  static constexpr int kPerChunk = Tile::kPerChunk;
 
   template <typename RowPointer>
   __device__ __forceinline__ static void fill(uint32_t shared, RowPointer row_pointer, int rows,
                                               int cols, bool vector) {
     const int first = threadIdx.x / kPerRow, lane = threadIdx.x % kPerRow;
-    if (vector) {
 #pragma unroll 1
-      for (int r0 = 0; r0 < Tile::kRows; r0 += kRowStep) {
-        const int r = r0 + first;
-        if (Tile::kRows % kRowStep != 0 && r >= Tile::kRows) break;
-        const bool in = r < rows;
-        const T* const source = row_pointer(in ? r : 0);
+    for (int r = first; r < Tile::kRows; r += kRowStep) {
+      const bool in = r < rows;
+      const T* const source = row_pointer(in ? r : 0);
+      if (vector) {
 #pragma unroll
         for (int c0 = 0; c0 < Tile::kChunks; c0 += kPerRow) {
           const int c = c0 + lane;
-          const bool take = in && c * 8 < cols;
-          ptx::cp_async_16(shared + Tile::offset(r, c), take ? source + c * 8 : source,
+          const bool take = in && c * kPerChunk < cols;
+          ptx::cp_async_16(shared + Tile::offset(r, c), take ? source + c * kPerChunk : source,
                            take ? 16 : 0);
         }
-      }
-    } else {
-      for (int r = first; r < Tile::kRows; r += kRowStep) {
-        const bool in = r < rows;
-        const T* const source = row_pointer(in ? r : 0);
+      } else {
         for (int c = lane; c < Tile::kChunks; c += kPerRow) {
-          uint32_t words[4];
-          for (int w = 0; w < 4; ++w) {
-            const int at = c * 8 + 2 * w;
-            const auto bits = [&](int x) -> uint32_t {
-              return in && x < cols ? reinterpret_cast<const uint16_t*>(source)[x] : 0u;
-            };
-            words[w] = bits(at) | bits(at + 1) << 16;
-          }
-          asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(shared + Tile::offset(r, c)),
-                       "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
-                       : "memory");
+          store_chunk(shared + Tile::offset(r, c), source, c * kPerChunk, in ? cols : 0);
         }
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static void store_chunk(uint32_t shared, const T* source, int at,
+                                                     int cols) {
+#pragma unroll 1  // rare, and registers are dear
+    for (int x = 0; x < kPerChunk; ++x) {
+      const bool take = at + x < cols;
+      if constexpr (sizeof(T) == 4) {
+        const float value = take ? source[at + x] : 0.0f;
+        asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared + 4 * x), "f"(value) : "memory");
+      } else {
+        const uint16_t bits = take ? reinterpret_cast<const uint16_t*>(source)[at + x] : 0;
+        asm volatile("st.shared.u16 [%0], %1;" ::"r"(shared + 2 * x), "h"(bits) : "memory");
       }
     }
   }

@@ -4,19 +4,19 @@
 
 #include "backend/cuda/portable/backward/config.h"
 #include "backend/cuda/portable/backward/element.cuh"
-#include "backend/cuda/portable/backward/products.cuh"
+#include "prim/cuda/tile/products.cuh"
 
 namespace fovea::cuda {
 
 template <typename T, int kDimQk, int kDimV>
 class BiasBlock {
  public:
-  static constexpr int kWarps = 4, kThreads = 32 * kWarps;
-  static constexpr int kTileQ = 16 * kWarps, kTileKv = 32, kChunks = kTileKv / 16;
-  using TileQ = tile::SharedTile<kTileQ, kDimQk>;
-  using TileDout = tile::SharedTile<kTileQ, kDimV>;
-  using TileK = tile::SharedTile<kTileKv, kDimQk>;
-  using TileV = tile::SharedTile<kTileKv, kDimV>;
+  static constexpr int kWarps = kDimQk * sizeof(T) > 512 ? 2 : 4, kThreads = 32 * kWarps;
+  static constexpr int kTileQ = 16 * kWarps, kTileKv = kDimQk * sizeof(T) > 512 ? 16 : 32, kChunks = kTileKv / 16;
+  using TileQ = tile::SharedTile<T, kTileQ, kDimQk>;
+  using TileDout = tile::SharedTile<T, kTileQ, kDimV>;
+  using TileK = tile::SharedTile<T, kTileKv, kDimQk>;
+  using TileV = tile::SharedTile<T, kTileKv, kDimV>;
   static constexpr int kBytes =
       TileQ::kBytes + TileDout::kBytes + TileK::kBytes + TileV::kBytes + kWarps * kTileKv * 4;
 
@@ -71,7 +71,7 @@ class BiasBlock {
                                        int rows, int cols, bool vector) {
     const T* const base = static_cast<const T*>(t.data) + s_.batch_at * t.batch + head * t.head +
                           first * t.row;
-    tile::TileLoader<Tile, kThreads, T>::fill(
+    tile::TileLoader<T, Tile, kThreads>::fill(
         shared, [&](int r) { return base + r * t.row; }, rows, cols, vector);
   }
 
@@ -91,8 +91,8 @@ class BiasBlock {
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
       ptx::Fragment raw[1][2], dp[1][2];
-      dot_rows<T, TileQ, TileK>(raw, s_q_, warp() * 16, s_k_, c * 16);
-      dot_rows<T, TileDout, TileV>(dp, s_dout_, warp() * 16, s_v_, c * 16);
+      tile::dot_rows<T, TileQ, TileK>(raw, s_q_, warp() * 16, s_k_, c * 16);
+      tile::dot_rows<T, TileDout, TileV>(dp, s_dout_, warp() * 16, s_v_, c * 16);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int i = row + warp() * 16 + half * 8 + lane() / 4;
@@ -182,7 +182,7 @@ class BiasBlock {
 };
 
 template <typename T, int kDimQk, int kDimV>
-__global__ void __launch_bounds__(128)
+__global__ void __launch_bounds__(BiasBlock<T, kDimQk, kDimV>::kThreads)
     backward_bias_kernel(const __grid_constant__ BackwardArguments a) {
   extern __shared__ __align__(128) unsigned char memory[];
   BiasBlock<T, kDimQk, kDimV>(a, memory).run();

@@ -9,33 +9,36 @@ namespace fovea::cuda {
 // dQ: a block holds a tile of query rows and walks over keys, as forward does.
 struct BackwardConfig {
   int dim_qk, dim_v;
+  int element_bytes;
   int key_warps;  // dK, dV: warps of a block, 16 * key_m_tiles keys each
   int key_m_tiles;
   int key_tile_q;  // dK, dV: query rows of a stage
   bool split;      // dK and dV in launches of their own: their sums together exceed the registers
-  int row_m_tiles;  // dQ: 16-row tiles of each of 4 warps
+  int row_warps;    // dQ: warps of a block, 16 * row_m_tiles rows each
+  int row_m_tiles;
   int row_tile_kv;  // dQ: keys of a stage
   Terms terms;
 
-  static constexpr int kRowWarps = 4;
   static constexpr int kStages = 2;
   static constexpr int kChunk = 16;  // rows or keys whose scores are in registers at once
 
   constexpr int key_tile() const { return key_warps * 16 * key_m_tiles; }
   constexpr int key_threads() const { return 32 * key_warps; }
-  constexpr int row_tile() const { return kRowWarps * 16 * row_m_tiles; }
-  constexpr int row_threads() const { return 32 * kRowWarps; }
+  constexpr int row_tile() const { return row_warps * 16 * row_m_tiles; }
+  constexpr int row_threads() const { return 32 * row_warps; }
+  constexpr int pair_bytes() const {  // a row of both dims
+    return shared_row_bytes(element_bytes, dim_qk) + shared_row_bytes(element_bytes, dim_v);
+  }
   constexpr int key_shared_bytes() const {
-    return 2 * (key_tile() + kStages * key_tile_q) * (dim_qk + dim_v) +
-           kStages * key_tile_q * 2 * 4;
+    return (key_tile() + kStages * key_tile_q) * pair_bytes() + kStages * key_tile_q * 2 * 4;
   }
   constexpr int row_shared_bytes() const {
-    return 2 * (row_tile() + kStages * row_tile_kv) * (dim_qk + dim_v);
+    return (row_tile() + kStages * row_tile_kv) * pair_bytes();
   }
 };
 
-constexpr BackwardConfig backward_config(int dim_qk, int dim_v, Terms terms) {
-  BackwardConfig c{dim_qk, dim_v, 4, 2, 64, false, 2, 64, terms};
+constexpr BackwardConfig backward_config(int element_bytes, int dim_qk, int dim_v, Terms terms) {
+  BackwardConfig c{dim_qk, dim_v, element_bytes, 4, 2, 64, false, 4, 2, 64, terms};
   if (dim_qk > 64) {
     c.key_m_tiles = 1;
     c.key_tile_q = 32;
@@ -47,13 +50,19 @@ constexpr BackwardConfig backward_config(int dim_qk, int dim_v, Terms terms) {
     c.split = dim_v > 128 || terms == Terms::kAny;
   }
   if (terms == Terms::kAny) c.key_m_tiles = c.row_m_tiles = 1;
+  if (element_bytes == 4) {
+    c.key_m_tiles = c.row_m_tiles = 1;
+    c.key_tile_q = c.row_tile_kv = 16;
+    c.key_warps = c.row_warps = dim_qk > 128 ? 1 : dim_qk > 64 ? 2 : 4;
+  }
   return c;
 }
 
-template <int kDimQk, int kDimV, bool kAnyTerms>
+template <typename T, int kDimQk, int kDimV, bool kAnyTerms>
 struct BackwardShape {
+  using Element = T;
   static constexpr BackwardConfig kConfig =
-      backward_config(kDimQk, kDimV, kAnyTerms ? Terms::kAny : Terms::kNone);
+      backward_config(sizeof(T), kDimQk, kDimV, kAnyTerms ? Terms::kAny : Terms::kNone);
 };
 
 }  // namespace fovea::cuda

@@ -5,23 +5,24 @@
 
 #include "backend/cuda/portable/backward/config.h"
 #include "backend/cuda/portable/backward/element.cuh"
-#include "backend/cuda/portable/backward/products.cuh"
+#include "prim/cuda/tile/products.cuh"
 
 namespace fovea::cuda {
 
 enum class KeySums { kBoth, kDk, kDv };
 
-template <typename T, typename Shape, KeySums kSums>
+template <typename Shape, KeySums kSums>
 class KeyBlock {
+  using T = typename Shape::Element;
   static constexpr BackwardConfig kC = Shape::kConfig;
   static constexpr int kM = kC.key_m_tiles, kTileKv = kC.key_tile(), kTileQ = kC.key_tile_q;
   static constexpr int kThreads = kC.key_threads(), kChunk = BackwardConfig::kChunk;
   static constexpr bool kAnyTerms = kC.terms == Terms::kAny;
   static constexpr bool kWantDk = kSums != KeySums::kDv, kWantDv = kSums != KeySums::kDk;
-  using TileK = tile::SharedTile<kTileKv, kC.dim_qk>;
-  using TileV = tile::SharedTile<kTileKv, kC.dim_v>;
-  using TileQ = tile::SharedTile<kTileQ, kC.dim_qk>;
-  using TileDout = tile::SharedTile<kTileQ, kC.dim_v>;
+  using TileK = tile::SharedTile<T, kTileKv, kC.dim_qk>;
+  using TileV = tile::SharedTile<T, kTileKv, kC.dim_v>;
+  using TileQ = tile::SharedTile<T, kTileQ, kC.dim_qk>;
+  using TileDout = tile::SharedTile<T, kTileQ, kC.dim_v>;
 
  public:
   __device__ __forceinline__ KeyBlock(const BackwardArguments& a, unsigned char* memory)
@@ -44,8 +45,8 @@ class KeyBlock {
     const int stored = p.cu_q != nullptr ? s_.kv_len : p.kv_len;
     if (first_ >= stored) return;
     load_keys();
-    if constexpr (kWantDk) clear(dk_);
-    if constexpr (kWantDv) clear(dv_);
+    if constexpr (kWantDk) tile::clear(dk_);
+    if constexpr (kWantDv) tile::clear(dv_);
     const int row_tiles = (p.group * s_.q_len + kTileQ - 1) / kTileQ;
     int next = next_tile(0, row_tiles);
     if (next < row_tiles) load_rows(0, next);
@@ -94,9 +95,9 @@ class KeyBlock {
                        head_kv_ * a_.k.head + (s_.kv_row + first_) * a_.k.row;
     const T* const v = static_cast<const T*>(a_.v.data) + s_.batch_at * a_.v.batch +
                        head_kv_ * a_.v.head + (s_.kv_row + first_) * a_.v.row;
-    tile::TileLoader<TileK, kThreads, T>::fill(
+    tile::TileLoader<T, TileK, kThreads>::fill(
         s_k_, [&](int r) { return k + r * a_.k.row; }, keys, a_.p.dim_qk, a_.vector_k);
-    tile::TileLoader<TileV, kThreads, T>::fill(
+    tile::TileLoader<T, TileV, kThreads>::fill(
         s_v_, [&](int r) { return v + r * a_.v.row; }, keys, a_.p.dim_v, a_.vector_v);
   }
 
@@ -106,7 +107,7 @@ class KeyBlock {
                                          bool vector) {
       const T* const base = static_cast<const T*>(t.data) + s_.batch_at * t.batch +
                             s_.q_row * t.row + static_cast<int64_t>(head_kv_ * a_.p.group) * t.head;
-      tile::TileLoader<Tile, kThreads, T>::fill(
+      tile::TileLoader<T, Tile, kThreads>::fill(
           shared + stage * Tile::kBytes,
           [&](int r) {
             const Row row = Row::at(s_, first + r);
@@ -136,8 +137,8 @@ class KeyBlock {
                                     span.low.prefix >= end);
     bool dirty = false;
     if (!all || kAnyTerms) {
-      dirty = holds_nonfinite<TileQ, T>(s_q_ + stage * TileQ::kBytes, kThreads);
-      dirty |= holds_nonfinite<TileDout, T>(s_dout_ + stage * TileDout::kBytes, kThreads);
+      dirty = tile::holds_nonfinite<T, TileQ>(s_q_ + stage * TileQ::kBytes, kThreads);
+      dirty |= tile::holds_nonfinite<T, TileDout>(s_dout_ + stage * TileDout::kBytes, kThreads);
       dirty = __syncthreads_or(dirty);
     }
 #pragma unroll 1
@@ -145,11 +146,11 @@ class KeyBlock {
       const uint32_t s_q = s_q_ + stage * TileQ::kBytes;
       const uint32_t s_dout = s_dout_ + stage * TileDout::kBytes;
       ptx::Fragment weights[kM][2], scores[kM][2];
-      dot_rows<T, TileK, TileQ>(weights, s_k_, warp() * kM * 16, s_q, chunk);
-      dot_rows<T, TileV, TileDout>(scores, s_v_, warp() * kM * 16, s_dout, chunk);
+      tile::dot_rows<T, TileK, TileQ>(weights, s_k_, warp() * kM * 16, s_q, chunk);
+      tile::dot_rows<T, TileV, TileDout>(scores, s_v_, warp() * kM * 16, s_dout, chunk);
       elements(weights, scores, stage, row + chunk, chunk, !all, dirty);
-      if constexpr (kWantDv) add_weighted_rows<T, TileDout>(dv_, weights, s_dout, chunk, dirty);
-      if constexpr (kWantDk) add_weighted_rows<T, TileQ>(dk_, scores, s_q, chunk, dirty);
+      if constexpr (kWantDv) tile::add_weighted_rows<T, TileDout>(dv_, weights, s_dout, chunk, dirty);
+      if constexpr (kWantDk) tile::add_weighted_rows<T, TileQ>(dk_, scores, s_q, chunk, dirty);
     }
   }
 
@@ -216,10 +217,10 @@ class KeyBlock {
                  (s_.kv_row + key) * t.row;
         };
         if constexpr (kWantDk) {
-          store_row<T>(row(a_.dk), dk_[m], 2 * half, a_.p.scale, a_.p.dim_qk, a_.vector_dk);
+          tile::store_row(row(a_.dk), dk_[m], 2 * half, a_.p.scale, a_.p.dim_qk, a_.vector_dk);
         }
         if constexpr (kWantDv) {
-          store_row<T>(row(a_.dv), dv_[m], 2 * half, 1, a_.p.dim_v, a_.vector_dv);
+          tile::store_row(row(a_.dv), dv_[m], 2 * half, 1, a_.p.dim_v, a_.vector_dv);
         }
       }
     }
@@ -234,11 +235,11 @@ class KeyBlock {
   ptx::Fragment dv_[kM][kWantDv ? kC.dim_v / 8 : 1];
 };
 
-template <typename T, typename Shape, int kSums>
+template <typename Shape, int kSums>
 __global__ void __launch_bounds__(Shape::kConfig.key_threads(), 1)
     backward_keys_kernel(const __grid_constant__ BackwardArguments a) {
   extern __shared__ __align__(128) unsigned char memory[];
-  KeyBlock<T, Shape, static_cast<KeySums>(kSums)>(a, memory).run();
+  KeyBlock<Shape, static_cast<KeySums>(kSums)>(a, memory).run();
 }
 
 }  // namespace fovea::cuda

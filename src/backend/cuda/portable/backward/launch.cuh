@@ -24,8 +24,9 @@ cudaError_t launch_blocks(Kernel kernel, int64_t blocks, int threads, int shared
   return cudaGetLastError();
 }
 
-template <typename T, typename Shape>
+template <typename Shape>
 cudaError_t launch_backward(const BackwardArguments& a, cudaStream_t stream) {
+  using T = typename Shape::Element;
   constexpr BackwardConfig kC = Shape::kConfig;
   const auto ceil_div = [](int64_t x, int64_t y) { return (x + y - 1) / y; };
   const Problem& p = a.p;
@@ -43,14 +44,14 @@ cudaError_t launch_backward(const BackwardArguments& a, cudaStream_t stream) {
     }
   };
   if constexpr (kC.split) {
-    keys(backward_keys_kernel<T, Shape, static_cast<int>(KeySums::kDk)>);
-    keys(backward_keys_kernel<T, Shape, static_cast<int>(KeySums::kDv)>);
+    keys(backward_keys_kernel<Shape, static_cast<int>(KeySums::kDk)>);
+    keys(backward_keys_kernel<Shape, static_cast<int>(KeySums::kDv)>);
   } else {
-    keys(backward_keys_kernel<T, Shape, static_cast<int>(KeySums::kBoth)>);
+    keys(backward_keys_kernel<Shape, static_cast<int>(KeySums::kBoth)>);
   }
   if (error == cudaSuccess) {
     const int64_t blocks = heads * ceil_div(int64_t{p.group} * p.q_len, kC.row_tile());
-    error = launch(backward_rows_kernel<T, Shape>, blocks, kC.row_threads(), kC.row_shared_bytes());
+    error = launch(backward_rows_kernel<Shape>, blocks, kC.row_threads(), kC.row_shared_bytes());
   }
   if constexpr (kC.terms == Terms::kAny) {
     using Bias = BiasBlock<T, kC.dim_qk, kC.dim_v>;
@@ -68,8 +69,8 @@ cudaError_t launch_backward(const BackwardArguments& a, cudaStream_t stream) {
   return error;
 }
 
-template <typename T, DType kDtype, typename Shape>
+template <DType kDtype, typename Shape>
 inline constexpr BackwardKernel kBackwardKernel = {kDtype, Shape::kConfig,
-                                                   launch_backward<T, Shape>};
+                                                   launch_backward<Shape>};
 
 }  // namespace fovea::cuda

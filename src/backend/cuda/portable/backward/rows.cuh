@@ -4,20 +4,21 @@
 
 #include "backend/cuda/portable/backward/config.h"
 #include "backend/cuda/portable/backward/element.cuh"
-#include "backend/cuda/portable/backward/products.cuh"
+#include "prim/cuda/tile/products.cuh"
 
 namespace fovea::cuda {
 
-template <typename T, typename Shape>
+template <typename Shape>
 class RowBlock {
+  using T = typename Shape::Element;
   static constexpr BackwardConfig kC = Shape::kConfig;
   static constexpr int kM = kC.row_m_tiles, kTileQ = kC.row_tile(), kTileKv = kC.row_tile_kv;
   static constexpr int kThreads = kC.row_threads(), kChunk = BackwardConfig::kChunk;
   static constexpr bool kAnyTerms = kC.terms == Terms::kAny;
-  using TileQ = tile::SharedTile<kTileQ, kC.dim_qk>;
-  using TileDout = tile::SharedTile<kTileQ, kC.dim_v>;
-  using TileK = tile::SharedTile<kTileKv, kC.dim_qk>;
-  using TileV = tile::SharedTile<kTileKv, kC.dim_v>;
+  using TileQ = tile::SharedTile<T, kTileQ, kC.dim_qk>;
+  using TileDout = tile::SharedTile<T, kTileQ, kC.dim_v>;
+  using TileK = tile::SharedTile<T, kTileKv, kC.dim_qk>;
+  using TileV = tile::SharedTile<T, kTileKv, kC.dim_v>;
 
  public:
   __device__ __forceinline__ RowBlock(const BackwardArguments& a, uint32_t shared)
@@ -40,7 +41,7 @@ class RowBlock {
     const KeyTiles keys = key_tiles(p, s_, row_, rows_, 0, s_.kv_len, kTileKv);
     load_rows();
     load_stats();
-    clear(dq_);
+    tile::clear(dq_);
     const int count = keys.count();
     if (count > 0) load_keys(0, keys.tile(0) * kTileKv);
     ptx::cp_async_commit();
@@ -68,7 +69,7 @@ class RowBlock {
                                          bool vector) {
       const T* const base = static_cast<const T*>(t.data) + s_.batch_at * t.batch +
                             s_.q_row * t.row + static_cast<int64_t>(head_kv_ * a_.p.group) * t.head;
-      tile::TileLoader<Tile, kThreads, T>::fill(
+      tile::TileLoader<T, Tile, kThreads>::fill(
           shared,
           [&](int r) {
             const Row row = Row::at(s_, row_ + r);
@@ -86,10 +87,10 @@ class RowBlock {
                        head_kv_ * a_.k.head + (s_.kv_row + first) * a_.k.row;
     const T* const v = static_cast<const T*>(a_.v.data) + s_.batch_at * a_.v.batch +
                        head_kv_ * a_.v.head + (s_.kv_row + first) * a_.v.row;
-    tile::TileLoader<TileK, kThreads, T>::fill(
+    tile::TileLoader<T, TileK, kThreads>::fill(
         s_k_ + stage * TileK::kBytes, [&](int r) { return k + r * a_.k.row; }, keys, a_.p.dim_qk,
         a_.vector_k);
-    tile::TileLoader<TileV, kThreads, T>::fill(
+    tile::TileLoader<T, TileV, kThreads>::fill(
         s_v_ + stage * TileV::kBytes, [&](int r) { return v + r * a_.v.row; }, keys, a_.p.dim_v,
         a_.vector_v);
   }
@@ -110,15 +111,15 @@ class RowBlock {
     const uint32_t s_k = s_k_ + stage * TileK::kBytes, s_v = s_v_ + stage * TileV::kBytes;
     bool dirty = false;
     if (masked || kAnyTerms) {
-      dirty = __syncthreads_or(holds_nonfinite<TileK, T>(s_k, kThreads));
+      dirty = __syncthreads_or(tile::holds_nonfinite<T, TileK>(s_k, kThreads));
     }
 #pragma unroll 1
     for (int chunk = 0; chunk < kTileKv; chunk += kChunk) {
       ptx::Fragment weights[kM][2], scores[kM][2];
-      dot_rows<T, TileQ, TileK>(weights, s_q_, warp() * kM * 16, s_k, chunk);
-      dot_rows<T, TileDout, TileV>(scores, s_dout_, warp() * kM * 16, s_v, chunk);
+      tile::dot_rows<T, TileQ, TileK>(weights, s_q_, warp() * kM * 16, s_k, chunk);
+      tile::dot_rows<T, TileDout, TileV>(scores, s_dout_, warp() * kM * 16, s_v, chunk);
       elements(weights, scores, first + chunk, masked);
-      add_weighted_rows<T, TileK>(dq_, scores, s_k, chunk, dirty);
+      tile::add_weighted_rows<T, TileK>(dq_, scores, s_k, chunk, dirty);
     }
   }
 
@@ -169,7 +170,7 @@ class RowBlock {
       T* const to = static_cast<T*>(a_.dq.data) + s_.batch_at * a_.dq.batch +
                     static_cast<int64_t>(head_kv_ * a_.p.group + which.head) * a_.dq.head +
                     (s_.q_row + which.i) * a_.dq.row;
-      store_row<T>(to, dq_[r / 2], r % 2 * 2, a_.p.scale, a_.p.dim_qk, a_.vector_dq);
+      tile::store_row(to, dq_[r / 2], r % 2 * 2, a_.p.scale, a_.p.dim_qk, a_.vector_dq);
     }
   }
 
@@ -181,11 +182,11 @@ class RowBlock {
   ptx::Fragment dq_[kM][kC.dim_qk / 8];
 };
 
-template <typename T, typename Shape>
+template <typename Shape>
 __global__ void __launch_bounds__(Shape::kConfig.row_threads(), 1)
     backward_rows_kernel(const __grid_constant__ BackwardArguments a) {
   extern __shared__ __align__(128) unsigned char memory[];
-  RowBlock<T, Shape>(a, ptx::shared_address(memory)).run();
+  RowBlock<Shape>(a, ptx::shared_address(memory)).run();
 }
 
 }  // namespace fovea::cuda

@@ -6,67 +6,62 @@
 #include "backend/cuda/portable/forward/nonfinite.cuh"
 #include "backend/cuda/portable/forward/softmax.cuh"
 #include "backend/cuda/portable/terms.cuh"
-#include "prim/cuda/tile/shared_tile.cuh"
+#include "prim/cuda/tile/products.cuh"
 
 namespace fovea::cuda {
 
-template <typename T, typename Shape>
+template <typename Shape>
 class ForwardBlock {
+  using T = typename Shape::Element;
   static constexpr ForwardConfig kC = Shape::kConfig;
   static constexpr int kM = kC.m_tiles, kN = kC.chunk_kv / 8, kOut = kC.dim_v / 8;
-  static constexpr int kDepth = kC.dim_qk / 16;
   static constexpr int kTileQ = kC.tile_q(), kTileKv = kC.tile_kv;
-  static constexpr int kThreads = ForwardConfig::kThreads;
-  using TileQ = tile::SharedTile<kTileQ, kC.dim_qk>;
-  using TileK = tile::SharedTile<kTileKv, kC.dim_qk>;
-  using TileV = tile::SharedTile<kTileKv, kC.dim_v>;
-  using TileOut = tile::SharedTile<kTileQ, kC.dim_v>;
+  static constexpr int kThreads = kC.threads();
+  using TileQ = tile::SharedTile<T, kTileQ, kC.dim_qk>;
+  using TileK = tile::SharedTile<T, kTileKv, kC.dim_qk>;
+  using TileV = tile::SharedTile<T, kTileKv, kC.dim_v>;
+  using TileOut = tile::SharedTile<T, kTileQ, kC.dim_v>;
   static constexpr bool kAnyTerms = kC.terms == Terms::kAny;
 
  public:
-  __device__ __forceinline__ ForwardBlock(const ForwardArguments& a, uint32_t shared)
-      : a_(a), s_q_(shared), s_k_(shared + TileQ::kBytes), s_v_(s_k_ + 2 * TileK::kBytes) {}
+  __device__ __forceinline__ ForwardBlock(const ForwardArguments& a, Place& place, uint32_t shared)
+      : a_(a), place_(place), s_q_(shared), s_k_(shared + TileQ::kBytes), s_v_(s_k_ + 2 * TileK::kBytes) {}
 
   __device__ __forceinline__ void run() {
-    find_place();
-    if (rows_ <= 0) return;
-    k_ = static_cast<const T*>(a_.k.data) + s_.batch_at * a_.k.batch + head_kv_ * a_.k.head +
-         s_.kv_row * a_.k.row;
-    v_ = static_cast<const T*>(a_.v.data) + s_.batch_at * a_.v.batch + head_kv_ * a_.v.head +
-         s_.kv_row * a_.v.row;
-    tiles_ = key_tiles(a_.p, s_, row_, rows_, key_begin_, key_end_, kTileKv);
+    if (threadIdx.x == 0) place_ = find_place();
+    __syncthreads();
+    if (place_.rows <= 0) return;
+    const Sequence s = place_.s;
+    const int key_begin = place_.key_begin, key_end = place_.key_end;
+    k_ = static_cast<const T*>(a_.k.data) + s.batch_at * a_.k.batch + place_.head_kv * a_.k.head +
+         (s.kv_row + key_begin) * a_.k.row;
+    v_ = static_cast<const T*>(a_.v.data) + s.batch_at * a_.v.batch + place_.head_kv * a_.v.head +
+         (s.kv_row + key_begin) * a_.v.row;
+    const KeyTiles tiles =
+        key_tiles(a_.p, s, place_.row, place_.rows, key_begin, key_end, kTileKv);
     load_q();
     softmax_.start();
     start_sink();
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int n = 0; n < kOut; ++n) {
-#pragma unroll
-        for (int x = 0; x < 4; ++x) out_[m][n][x] = 0;
-      }
-    }
-    const int count = key_end_ > key_begin_ ? tiles_.count() : 0;
-    if (count > 0) load_kv(0, tiles_.tile(0));
+    tile::clear(out_);
+    const int count = key_end > key_begin ? tiles.count() : 0;
+    if (count > 0) load_kv(0, tiles.tile(0) * kTileKv);
     ptx::cp_async_commit();
     bool nonfinite = false;
     for (int n = 0; n < count; ++n) {
       ptx::cp_async_wait<0>();
       __syncthreads();
-      if (n == 0) q_fragments();
       const int stage = n % 2;
-      const int first = key_begin_ + tiles_.tile(n) * kTileKv;
-      if (n + 1 < count) load_kv(1 - stage, tiles_.tile(n + 1));
+      const int first = key_begin + tiles.tile(n) * kTileKv;
+      if (n + 1 < count) load_kv(1 - stage, tiles.tile(n + 1) * kTileKv);
       ptx::cp_async_commit();
-      const bool all = tiles_.seen_by_all(first, first + kTileKv);
+      const bool all = tiles.seen_by_all(first, first + kTileKv);
       if (!all || hides_by_terms()) {
-        nonfinite |= hide_nonfinite<TileV, kThreads, T>(s_v_ + stage * TileV::kBytes);
+        nonfinite |= hide_nonfinite<T, TileV, kThreads>(s_v_ + stage * TileV::kBytes);
       }
       tile(stage, first, !all);
     }
     ptx::cp_async_wait<0>();
     __syncthreads();  // the epilogue writes where the last tile was read
-    find_place();     // again: kept through the loop it would cost registers
     softmax_.finish();
     if (a_.parts > 1) {
       store_partial();
@@ -75,25 +70,25 @@ class ForwardBlock {
     }
     if (nonfinite) {
       __syncthreads();
-      add_nonfinite<T>(a_, {b_, head_kv_, row_, rows_, key_begin_, key_end_}, s_,
-                       a_.parts > 1 ? partial_row() : nullptr);
+      add_nonfinite<T>(a_, place_, a_.parts > 1 ? partial_row() : nullptr);
     }
   }
 
  private:
-  // Which rows of which KV head, and which of its keys, are this block's.
-  __device__ __forceinline__ void find_place() {
+  __device__ __forceinline__ Place find_place() const {
     const Problem& p = a_.p;
     // The last rows first: under a causal mask they are the longest.
     const int tiles = (p.group * p.q_len + kTileQ - 1) / kTileQ;
     const int item = blockIdx.x;
-    row_ = (tiles - 1 - item % tiles) * kTileQ;
-    head_kv_ = item / tiles % p.head_kv;
-    b_ = item / tiles / p.head_kv;
-    s_ = sequence_at(p, b_);
-    rows_ = min(p.group * s_.q_len - row_, kTileQ);
-    key_begin_ = blockIdx.y * a_.part_keys;
-    key_end_ = min(key_begin_ + a_.part_keys, s_.kv_len);
+    Place place;
+    place.row = (tiles - 1 - item % tiles) * kTileQ;
+    place.head_kv = item / tiles % p.head_kv;
+    place.b = item / tiles / p.head_kv;
+    place.s = sequence_at(p, place.b);
+    place.rows = min(p.group * place.s.q_len - place.row, kTileQ);
+    place.key_begin = blockIdx.y * a_.part_keys;
+    place.key_end = min(place.key_begin + a_.part_keys, place.s.kv_len);
+    return place;
   }
 
   static __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
@@ -109,26 +104,26 @@ class ForwardBlock {
 
   __device__ __forceinline__ void load_q() {
     const T* const base =
-        static_cast<const T*>(a_.q.data) + s_.batch_at * a_.q.batch + s_.q_row * a_.q.row +
-        static_cast<int64_t>(head_kv_ * a_.p.group) * a_.q.head;
-    tile::TileLoader<TileQ, kThreads, T>::fill(
+        static_cast<const T*>(a_.q.data) + place_.s.batch_at * a_.q.batch + place_.s.q_row * a_.q.row +
+        static_cast<int64_t>(place_.head_kv * a_.p.group) * a_.q.head;
+    tile::TileLoader<T, TileQ, kThreads>::fill(
         s_q_,
         [&](int r) {
-          const Row row = Row::at(s_, row_ + r);
+          const Row row = Row::at(place_.s, place_.row + r);
           return base + row.head * a_.q.head + row.i * a_.q.row;
         },
-        rows_, a_.p.dim_qk, a_.vector_qk);
+        place_.rows, a_.p.dim_qk, a_.vector_qk);
   }
 
-  __device__ __forceinline__ void load_kv(int stage, int tile) {
-    const int first = key_begin_ + tile * kTileKv;
-    const int keys = key_end_ - first;
+  // Keys from `first` on, counted from the part's first.
+  __device__ __forceinline__ void load_kv(int stage, int first) {
+    const int keys = place_.key_end - place_.key_begin - first;
     const T* const k = k_ + first * a_.k.row;
     const T* const v = v_ + first * a_.v.row;
-    tile::TileLoader<TileK, kThreads, T>::fill(
+    tile::TileLoader<T, TileK, kThreads>::fill(
         s_k_ + stage * TileK::kBytes, [&](int r) { return k + r * a_.k.row; }, keys, a_.p.dim_qk,
         a_.vector_qk);
-    tile::TileLoader<TileV, kThreads, T>::fill(
+    tile::TileLoader<T, TileV, kThreads>::fill(
         s_v_ + stage * TileV::kBytes, [&](int r) { return v + r * a_.v.row; }, keys, a_.p.dim_v,
         a_.vector_v);
   }
@@ -139,8 +134,8 @@ class ForwardBlock {
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {
       const int at = row_in_tile(r);
-      if (at >= rows_) continue;
-      const int head = head_kv_ * a_.p.group + Row::at(s_, row_ + at).head;
+      if (at >= place_.rows) continue;
+      const int head = place_.head_kv * a_.p.group + Row::at(place_.s, place_.row + at).head;
       const float logit = a_.p.sink[head * a_.p.sink_head] * kLog2e;
       if (logit == -kInfinity) continue;
       softmax_.reference[r] = logit;
@@ -148,94 +143,19 @@ class ForwardBlock {
     }
   }
 
-  __device__ __forceinline__ void q_fragments() {
-    if constexpr (kC.q_in_registers()) {
-      const auto at = TileQ::Lane::rows_first();
-#pragma unroll
-      for (int m = 0; m < kM; ++m) {
-#pragma unroll
-        for (int d = 0; d < kDepth; ++d) {
-          ptx::ldmatrix_x4(q_[m][d], s_q_ + at.at((warp() * kM + m) * 16, d * 16));
-        }
-      }
-    }
-  }
-
   __device__ __forceinline__ void tile(int stage, int first, bool masked) {
 #pragma unroll 1
     for (int chunk = kTileKv - kC.chunk_kv; chunk >= 0; chunk -= kC.chunk_kv) {
       ptx::Fragment scores[kM][kN];
-      multiply_scores(scores, s_k_ + stage * TileK::kBytes, chunk);
+      tile::dot_rows<T, TileQ, TileK>(scores, s_q_, warp() * kM * 16, s_k_ + stage * TileK::kBytes,
+                                      chunk);
       if constexpr (kAnyTerms) apply_terms(scores, first + chunk);
       if (masked) hide_unseen(scores, first + chunk);
       softmax_.step(scores, out_, kAnyTerms ? kLog2e : a_.p.scale * kLog2e);
       if constexpr (kAnyTerms) {
         if (a_.p.drop_threshold != 0) drop(scores, first + chunk);
       }
-      multiply_values(scores, s_v_ + stage * TileV::kBytes, chunk);
-    }
-  }
-
-  __device__ __forceinline__ void multiply_scores(ptx::Fragment (&scores)[kM][kN], uint32_t s_k,
-                                                  int chunk) {
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int n = 0; n < kN; ++n) {
-#pragma unroll
-        for (int x = 0; x < 4; ++x) scores[m][n][x] = 0;
-      }
-    }
-    const auto k_at = TileK::Lane::columns_first();
-    const auto q_at = TileQ::Lane::rows_first();
-#pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
-      uint32_t q[kM][4];
-#pragma unroll
-      for (int m = 0; m < kM; ++m) {
-        if constexpr (kC.q_in_registers()) {
-#pragma unroll
-          for (int x = 0; x < 4; ++x) q[m][x] = q_[m][d][x];
-        } else {
-          ptx::ldmatrix_x4(q[m], s_q_ + q_at.at((warp() * kM + m) * 16, d * 16));
-        }
-      }
-#pragma unroll
-      for (int n = 0; n < kN; n += 2) {
-        uint32_t k[4];
-        ptx::ldmatrix_x4(k, s_k + k_at.at(chunk + n * 8, d * 16));
-#pragma unroll
-        for (int m = 0; m < kM; ++m) {
-          ptx::mma_m16n8k16<T>(scores[m][n], q[m], k[0], k[1]);
-          ptx::mma_m16n8k16<T>(scores[m][n + 1], q[m], k[2], k[3]);
-        }
-      }
-    }
-  }
-
-  __device__ __forceinline__ void multiply_values(const ptx::Fragment (&weights)[kM][kN],
-                                                  uint32_t s_v, int chunk) {
-    const auto v_at = TileV::Lane::rows_first();
-#pragma unroll
-    for (int n = 0; n < kN; n += 2) {
-      uint32_t p[kM][4];
-#pragma unroll
-      for (int m = 0; m < kM; ++m) {
-        p[m][0] = ptx::pack<T>(weights[m][n][0], weights[m][n][1]);
-        p[m][1] = ptx::pack<T>(weights[m][n][2], weights[m][n][3]);
-        p[m][2] = ptx::pack<T>(weights[m][n + 1][0], weights[m][n + 1][1]);
-        p[m][3] = ptx::pack<T>(weights[m][n + 1][2], weights[m][n + 1][3]);
-      }
-#pragma unroll
-      for (int d = 0; d < kOut; d += 2) {
-        uint32_t v[4];
-        ptx::ldmatrix_x4_trans(v, s_v + v_at.at(chunk + n * 8, d * 8));
-#pragma unroll
-        for (int m = 0; m < kM; ++m) {
-          ptx::mma_m16n8k16<T>(out_[m][d], p[m], v[0], v[1]);
-          ptx::mma_m16n8k16<T>(out_[m][d + 1], p[m], v[2], v[3]);
-        }
-      }
+      tile::add_weighted_rows<T, TileV>(out_, scores, s_v_ + stage * TileV::kBytes, chunk, false);
     }
   }
 
@@ -243,12 +163,12 @@ class ForwardBlock {
   template <typename Body>
   __device__ __forceinline__ void each_row(Body body) const {
 #pragma unroll
-    for (int r = 0; r < 2 * kM; ++r) body(Row::at(s_, row_ + row_in_tile(r)), r / 2, r % 2 * 2);
+    for (int r = 0; r < 2 * kM; ++r) body(Row::at(place_.s, place_.row + row_in_tile(r)), r / 2, r % 2 * 2);
   }
 
   __device__ __forceinline__ void hide_unseen(ptx::Fragment (&scores)[kM][kN], int first) const {
     each_row([&](Row row, int m, int x) {
-      const Sight sight = sight_of(a_.p, s_, row.i);
+      const Sight sight = sight_of(a_.p, place_.s, row.i);
 #pragma unroll
       for (int n = 0; n < kN; ++n) {
         const int key = first + n * 8 + lane() % 4 * 2;
@@ -261,14 +181,14 @@ class ForwardBlock {
   __device__ __forceinline__ void apply_terms(ptx::Fragment (&scores)[kM][kN], int first) const {
     each_row([&](Row row, int m, int x) {
       const bool real = row.head < a_.p.group;
-      const int head = head_kv_ * a_.p.group + (real ? row.head : 0);
-      const TermRow terms = term_row<T>(a_.p, s_, b_, head, real ? row.i : 0);
+      const int head = place_.head_kv * a_.p.group + (real ? row.head : 0);
+      const TermRow terms = term_row<T>(a_.p, place_.s, place_.b, head, real ? row.i : 0);
 #pragma unroll
       for (int n = 0; n < kN; ++n) {
         const int key = first + n * 8 + lane() % 4 * 2;
 #pragma unroll
         for (int y = 0; y < 2; ++y) {
-          const int at = min(key + y, s_.kv_len - 1);
+          const int at = min(key + y, place_.s.kv_len - 1);
           scores[m][n][x + y] = logit<T>(a_.p, terms, at, scores[m][n][x + y], nullptr);
         }
       }
@@ -277,7 +197,7 @@ class ForwardBlock {
 
   __device__ __forceinline__ void drop(ptx::Fragment (&weights)[kM][kN], int first) const {
     each_row([&](Row row, int m, int x) {
-      const int head = b_ * a_.p.head_q + head_kv_ * a_.p.group + row.head;
+      const int head = place_.b * a_.p.head_q + place_.head_kv * a_.p.group + row.head;
 #pragma unroll
       for (int n = 0; n < kN; ++n) {
         const float2 keep = keep_two(a_.p, head, row.i, first + n * 8 + lane() % 4 * 2);
@@ -288,41 +208,61 @@ class ForwardBlock {
   }
 
   __device__ __forceinline__ void store() {
-    const auto at = [](int row, int col) { return TileOut::offset(row, col / 8) + col % 8 * 2; };
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {
       const int row = row_in_tile(r);
       const float sum = softmax_.sum[r], inverse = sum == 0 ? 0.0f : 1.0f / sum;
-#pragma unroll
-      for (int d = 0; d < kOut; ++d) {
-        const uint32_t two = ptx::pack<T>(out_[r / 2][d][r % 2 * 2] * inverse,
-                                          out_[r / 2][d][r % 2 * 2 + 1] * inverse);
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(s_q_ + at(row, d * 8 + lane() % 4 * 2)),
-                     "r"(two)
-                     : "memory");
+      if constexpr (sizeof(T) == 4) {
+        if (row < place_.rows) {
+          tile::store_row(out_row(row), out_[r / 2], r % 2 * 2, inverse, a_.p.dim_v, a_.vector_out);
+        }
+      } else {
+        stage_row(r, inverse);
       }
-      if (a_.lse.data != nullptr && lane() % 4 == 0 && row < rows_) {
-        const Row which = Row::at(s_, row_ + row);
-        const int head = head_kv_ * a_.p.group + which.head;
-        a_.lse.data[s_.batch_at * a_.lse.batch + head * a_.lse.head +
-                    (s_.q_row + which.i) * a_.lse.row] =
+      if (a_.lse.data != nullptr && lane() % 4 == 0 && row < place_.rows) {
+        const Row which = Row::at(place_.s, place_.row + row);
+        const int head = place_.head_kv * a_.p.group + which.head;
+        a_.lse.data[place_.s.batch_at * a_.lse.batch + head * a_.lse.head +
+                    (place_.s.q_row + which.i) * a_.lse.row] =
             sum == 0 ? -kInfinity : (softmax_.reference[r] + log2f(sum)) * kLn2;
       }
     }
-    __syncwarp();  // a warp stores the rows that it wrote
-    T* const base = static_cast<T*>(a_.out.data) + s_.batch_at * a_.out.batch +
-                    s_.q_row * a_.out.row +
-                    static_cast<int64_t>(head_kv_ * a_.p.group) * a_.out.head;
+    if constexpr (sizeof(T) == 2) {
+      __syncwarp();  // a warp stores the rows that it staged
+      store_staged();
+    }
+  }
+
+  __device__ __forceinline__ T* out_row(int row) const {
+    const Row which = Row::at(place_.s, place_.row + row);
+    return static_cast<T*>(a_.out.data) + place_.s.batch_at * a_.out.batch +
+           static_cast<int64_t>(place_.head_kv * a_.p.group + which.head) * a_.out.head +
+           (place_.s.q_row + which.i) * a_.out.row;
+  }
+
+  // 16-bit outputs pass through the shared memory of Q, to be written 16 bytes at a time.
+  __device__ __forceinline__ void stage_row(int r, float scale) {
+#pragma unroll
+    for (int d = 0; d < kOut; ++d) {
+      const uint32_t two = ptx::pack<T>(out_[r / 2][d][r % 2 * 2] * scale,
+                                        out_[r / 2][d][r % 2 * 2 + 1] * scale);
+      asm volatile("st.shared.b32 [%0], %1;" ::"r"(s_q_ + TileOut::offset(row_in_tile(r), d) +
+                                                   lane() % 4 * 4),
+                   "r"(two)
+                   : "memory");
+    }
+  }
+
+  __device__ __forceinline__ void store_staged() const {
     constexpr int kRowsOfWarp = 16 * kM;
     for (int x = lane(); x < kRowsOfWarp * TileOut::kChunks; x += 32) {
       const int row = warp() * kRowsOfWarp + x / TileOut::kChunks, chunk = x % TileOut::kChunks;
-      if (row >= rows_ || chunk * 8 >= a_.p.dim_v) continue;
+      if (row >= place_.rows || chunk * 8 >= a_.p.dim_v) continue;
       uint4 words;
       asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
                    : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
                    : "r"(s_q_ + TileOut::offset(row, chunk)));
-      const Row which = Row::at(s_, row_ + row);
-      T* const to = base + which.head * a_.out.head + which.i * a_.out.row + chunk * 8;
+      T* const to = out_row(row) + chunk * 8;
       if (a_.vector_out) {
         *reinterpret_cast<uint4*>(to) = words;
       } else {
@@ -338,7 +278,7 @@ class ForwardBlock {
   __device__ __forceinline__ int64_t partial_index() const {
     const int64_t all = static_cast<int64_t>(a_.p.group) * a_.p.q_len;
     const int64_t heads = gridDim.x / ((all + kTileQ - 1) / kTileQ);
-    return (blockIdx.y * heads + b_ * a_.p.head_kv + head_kv_) * all + row_;
+    return (blockIdx.y * heads + place_.b * a_.p.head_kv + place_.head_kv) * all + place_.row;
   }
   __device__ __forceinline__ float* partial_row() const {
     return a_.partial + partial_index() * a_.p.dim_v;
@@ -350,7 +290,7 @@ class ForwardBlock {
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {
       const int row = row_in_tile(r);
-      if (row >= rows_) continue;
+      if (row >= place_.rows) continue;
       float* const to = partial_row() + static_cast<int64_t>(row) * a_.p.dim_v;
 #pragma unroll
       for (int d = 0; d < kOut; ++d) {
@@ -365,21 +305,19 @@ class ForwardBlock {
   }
 
   const ForwardArguments& a_;
+  Place& place_;
   const uint32_t s_q_, s_k_, s_v_;
-  Sequence s_;
-  const T *k_, *v_;  // at key 0 of the sequence
-  KeyTiles tiles_;
-  int b_, head_kv_, row_, rows_, key_begin_, key_end_;
+  const T *k_, *v_;  // at the part's first key
   RunningSoftmax<kM> softmax_;
   ptx::Fragment out_[kM][kOut];
-  uint32_t q_[kC.q_in_registers() ? kM : 1][kC.q_in_registers() ? kDepth : 1][4];
 };
 
-template <typename T, typename Shape>
-__global__ void __launch_bounds__(ForwardConfig::kThreads, Shape::kConfig.blocks)
+template <typename Shape>
+__global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.blocks)
     forward_kernel(const __grid_constant__ ForwardArguments a) {
   extern __shared__ __align__(128) unsigned char memory[];
-  ForwardBlock<T, Shape>(a, ptx::shared_address(memory)).run();
+  __shared__ Place place;
+  ForwardBlock<Shape>(a, place, ptx::shared_address(memory)).run();
 }
 
 }  // namespace fovea::cuda

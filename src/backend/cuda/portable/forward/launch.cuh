@@ -7,9 +7,9 @@
 
 namespace fovea::cuda {
 
-template <typename T, typename Shape>
+template <typename Shape>
 cudaError_t launch_forward(const ForwardArguments& a, int64_t blocks, cudaStream_t stream) {
-  const auto kernel = forward_kernel<T, Shape>;
+  const auto kernel = forward_kernel<Shape>;
   constexpr int kBytes = Shape::kConfig.shared_bytes();
   if (const cudaError_t error =
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
@@ -17,7 +17,7 @@ cudaError_t launch_forward(const ForwardArguments& a, int64_t blocks, cudaStream
     return error;
   }
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(a.parts));
-  kernel<<<grid, ForwardConfig::kThreads, kBytes, stream>>>(a);
+  kernel<<<grid, Shape::kConfig.threads(), kBytes, stream>>>(a);
   return cudaGetLastError();
 }
 
@@ -30,8 +30,8 @@ cudaError_t launch_merge(const ForwardArguments& a, int batch, cudaStream_t stre
   return cudaGetLastError();
 }
 
-template <typename T, DType kDtype, typename Shape>
-inline constexpr ForwardKernel kForwardKernel = {kDtype, Shape::kConfig, launch_forward<T, Shape>,
-                                                 launch_merge<T>};
+template <DType kDtype, typename Shape>
+inline constexpr ForwardKernel kForwardKernel = {kDtype, Shape::kConfig, launch_forward<Shape>,
+                                                 launch_merge<typename Shape::Element>};
 
 }  // namespace fovea::cuda

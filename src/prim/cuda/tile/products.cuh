@@ -1,0 +1,205 @@
+// Products of tiles in shared memory, on the fragments of a warp: 16-bit values on tensor cores,
+// floats by exact multiply-adds on the same fragments.
+//
+// A fragment [m][n] is 16 x 8: lane l holds rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next.
+#pragma once
+
+#include <type_traits>
+
+#include "prim/cuda/ptx/math.cuh"
+#include "prim/cuda/ptx/mma.cuh"
+#include "prim/cuda/tile/shared_tile.cuh"
+
+namespace fovea::tile {
+
+template <int kM, int kN>
+__device__ __forceinline__ void clear(ptx::Fragment (&c)[kM][kN]) {
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+#pragma unroll
+      for (int x = 0; x < 4; ++x) c[m][n][x] = 0;
+    }
+  }
+}
+
+__device__ __forceinline__ float load_float(uint32_t shared) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(shared));
+  return x;
+}
+__device__ __forceinline__ float2 load_float2(uint32_t shared) {
+  float2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(shared));
+  return x;
+}
+__device__ __forceinline__ float4 load_float4(uint32_t shared) {
+  float4 x;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(shared));
+  return x;
+}
+
+// c[m][n] = rows row_a + 16 m .. of A times rows row_b + 8 n .. of B, over all columns.
+template <typename T, typename TileA, typename TileB, int kM, int kN>
+__device__ __forceinline__ void dot_rows(ptx::Fragment (&c)[kM][kN], uint32_t s_a, int row_a,
+                                         uint32_t s_b, int row_b) {
+  clear(c);
+  if constexpr (sizeof(T) == 4) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int d = 0; d < TileA::kChunks; ++d) {
+      float4 a[2 * kM];
+#pragma unroll
+      for (int r = 0; r < 2 * kM; ++r) {
+        a[r] = load_float4(s_a + TileA::offset(row_a + r * 8 + lane / 4, d));
+      }
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+#pragma unroll
+        for (int y = 0; y < 2; ++y) {
+          const float4 b = load_float4(s_b + TileB::offset(row_b + n * 8 + lane % 4 * 2 + y, d));
+#pragma unroll
+          for (int r = 0; r < 2 * kM; ++r) {
+            float& sum = c[r / 2][n][r % 2 * 2 + y];
+            sum = fmaf(a[r].x, b.x, sum);
+            sum = fmaf(a[r].y, b.y, sum);
+            sum = fmaf(a[r].z, b.z, sum);
+            sum = fmaf(a[r].w, b.w, sum);
+          }
+        }
+      }
+    }
+  } else {
+    const auto a_at = TileA::Lane::rows_first();
+    const auto b_at = TileB::Lane::columns_first();
+#pragma unroll
+    for (int d = 0; d < TileA::kCols; d += 16) {
+      uint32_t a[kM][4];
+#pragma unroll
+      for (int m = 0; m < kM; ++m) ptx::ldmatrix_x4(a[m], s_a + a_at.at(row_a + 16 * m, d));
+#pragma unroll
+      for (int n = 0; n < kN; n += 2) {
+        uint32_t b[4];
+        ptx::ldmatrix_x4(b, s_b + b_at.at(row_b + n * 8, d));
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+          ptx::mma_m16n8k16<T>(c[m][n], a[m], b[0], b[1]);
+          ptx::mma_m16n8k16<T>(c[m][n + 1], a[m], b[2], b[3]);
+        }
+      }
+    }
+  }
+}
+
+// A pair of 16-bit values, or a float, with those that are not finite made zero.
+template <typename T>
+__device__ __forceinline__ uint32_t finite_word(uint32_t word) {
+  if constexpr (sizeof(T) == 4) {
+    return (word & 0x7f800000u) == 0x7f800000u ? 0u : word;
+  } else {
+    constexpr uint32_t kExponent = std::is_same_v<T, __half> ? 0x7c00 : 0x7f80;
+    if ((word & kExponent) == kExponent) word &= 0xffff0000u;
+    if ((word >> 16 & kExponent) == kExponent) word &= 0x0000ffffu;
+    return word;
+  }
+}
+__device__ __forceinline__ float finite(float x) { return x - x == 0 ? x : 0.0f; }
+
+// sum[m] += weights[m] (8 kK columns) x rows row_b .. row_b + 8 kK - 1 of B. `dirty`: the tile may
+// hold values that are not finite and must not meet weights of zero.
+template <typename T, typename TileB, int kM, int kK, int kN>
+__device__ __forceinline__ void add_weighted_rows(ptx::Fragment (&sum)[kM][kN],
+                                                  const ptx::Fragment (&weights)[kM][kK],
+                                                  uint32_t s_b, int row_b, bool dirty) {
+  if constexpr (sizeof(T) == 4) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < 8 * kK; ++k) {
+      float w[2 * kM];  // of depth k: held by one of the four lanes that share a row
+#pragma unroll
+      for (int r = 0; r < 2 * kM; ++r) {
+        w[r] = __shfl_sync(0xffffffffu, weights[r / 2][k / 8][r % 2 * 2 + k % 2],
+                           (lane & ~3) + k % 8 / 2);
+      }
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+        float2 b = load_float2(s_b + TileB::offset(row_b + k, 2 * n) + lane % 4 * 8);
+        if (dirty) b = {finite(b.x), finite(b.y)};
+#pragma unroll
+        for (int r = 0; r < 2 * kM; ++r) {
+          sum[r / 2][n][r % 2 * 2] = fmaf(w[r], b.x, sum[r / 2][n][r % 2 * 2]);
+          sum[r / 2][n][r % 2 * 2 + 1] = fmaf(w[r], b.y, sum[r / 2][n][r % 2 * 2 + 1]);
+        }
+      }
+    }
+  } else {
+    const auto b_at = TileB::Lane::rows_first();
+#pragma unroll
+    for (int k = 0; k < kK; k += 2) {
+      uint32_t a[kM][4];
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        a[m][0] = ptx::pack<T>(weights[m][k][0], weights[m][k][1]);
+        a[m][1] = ptx::pack<T>(weights[m][k][2], weights[m][k][3]);
+        a[m][2] = ptx::pack<T>(weights[m][k + 1][0], weights[m][k + 1][1]);
+        a[m][3] = ptx::pack<T>(weights[m][k + 1][2], weights[m][k + 1][3]);
+      }
+#pragma unroll
+      for (int n = 0; n < kN; n += 2) {
+        uint32_t b[4];
+        ptx::ldmatrix_x4_trans(b, s_b + b_at.at(row_b + k * 8, n * 8));
+        if (dirty) {
+#pragma unroll
+          for (int x = 0; x < 4; ++x) b[x] = finite_word<T>(b[x]);
+        }
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+          ptx::mma_m16n8k16<T>(sum[m][n], a[m], b[0], b[1]);
+          ptx::mma_m16n8k16<T>(sum[m][n + 1], a[m], b[2], b[3]);
+        }
+      }
+    }
+  }
+}
+
+// This thread's share of a tile: whether it holds a value that is not finite.
+template <typename T, typename Tile>
+__device__ __forceinline__ bool holds_nonfinite(uint32_t shared, int threads) {
+  bool found = false;
+  for (int x = threadIdx.x; x < Tile::kRows * Tile::kChunks; x += threads) {
+    uint32_t w[4];
+    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                 : "r"(shared + Tile::offset(x / Tile::kChunks, x % Tile::kChunks)));
+#pragma unroll
+    for (int y = 0; y < 4; ++y) found |= finite_word<T>(w[y]) != w[y];
+  }
+  return found;
+}
+
+// One row of fragments to global memory, scaled; x says which of the lane's two rows. `pairs`: two
+// neighbouring values may be written at once.
+template <typename T, int kN>
+__device__ __forceinline__ void store_row(T* to, const ptx::Fragment (&sum)[kN], int x, float scale,
+                                          int cols, bool pairs) {
+#pragma unroll
+  for (int n = 0; n < kN; ++n) {
+    const int col = n * 8 + threadIdx.x % 4 * 2;
+    const float first = sum[n][x] * scale, second = sum[n][x + 1] * scale;
+    if (pairs && col + 1 < cols) {
+      if constexpr (sizeof(T) == 4) {
+        *reinterpret_cast<float2*>(to + col) = {first, second};
+      } else {
+        *reinterpret_cast<uint32_t*>(to + col) = ptx::pack<T>(first, second);
+      }
+    } else {
+      if (col < cols) to[col] = ptx::from_float<T>(first);
+      if (col + 1 < cols) to[col + 1] = ptx::from_float<T>(second);
+    }
+  }
+}
+
+}  // namespace fovea::tile
