@@ -25,6 +25,10 @@ def support_table(program):
     return done.stdout.strip()
 
 
+def without_cuda(table):
+    return "| portable" not in table.splitlines()[0]
+
+
 def geometric_mean(values):
     return math.exp(sum(math.log(v) for v in values) / len(values))
 
@@ -96,7 +100,11 @@ def main():
         def fill(match):
             if match[2] not in makers:
                 sys.exit(f"report: {document.name}: marker is {match[2]}, must be one of {', '.join(makers)}")
-            return f"{match[1]}{makers[match[2]]()}\n{match[4]}"
+            table = makers[match[2]]()
+            if match[2] == "support" and without_cuda(table) and not without_cuda(match[3]):
+                print("report: this build has no CUDA engines; the support table is left as it is")
+                return match[0]
+            return f"{match[1]}{table}\n{match[4]}"
 
         fresh = MARKED.sub(fill, text)
         if fresh == text:

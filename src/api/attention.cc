@@ -4,6 +4,7 @@
 
 #include "api/check.h"
 #include "api/guard.h"
+#include "backend/cuda/device.h"
 #include "base/refusal.h"
 #include "fovea/plan.h"
 #include "plan/build.h"
@@ -18,9 +19,17 @@ struct Free {
 };
 
 // What one call of a convenience needs besides its tensors.
-Status with_workspace(const char* call, const Plan& plan, Pass pass, const auto& run) {
+Status with_workspace(const char* call, const Plan& plan, Pass pass, Device device, Stream stream,
+                      const auto& run) {
   const size_t bytes = plan.workspace_bytes(pass);
   if (bytes == 0) return run(Workspace{});
+  if (device.type == DeviceType::kCuda) {
+    Result<void*> memory = cuda_allocate(device, bytes, stream);
+    if (!memory.ok()) return memory.status();
+    Status done = run(Workspace{*memory, bytes});
+    cuda_free(device, *memory, stream);
+    return done;
+  }
   if (bytes <= SIZE_MAX - kWorkspaceAlignment) {
     // aligned_alloc takes whole multiples of the alignment.
     const size_t whole = (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment;
@@ -89,9 +98,9 @@ Status attention_forward(const AttentionProblem& problem, const ForwardTensors& 
   return guarded<Status>([&] {
     Result<Plan> plan = make_plan(problem, tensors.q.device);
     if (!plan.ok()) return plan.status();
-    return with_workspace("attention_forward", *plan, Pass::kForward, [&](Workspace workspace) {
-      return plan->forward(tensors, workspace, stream);
-    });
+    return with_workspace(
+        "attention_forward", *plan, Pass::kForward, tensors.q.device, stream,
+        [&](Workspace workspace) { return plan->forward(tensors, workspace, stream); });
   });
 }
 
@@ -100,9 +109,9 @@ Status attention_backward(const AttentionProblem& problem, const BackwardTensors
   return guarded<Status>([&] {
     Result<Plan> plan = make_plan(problem, tensors.q.device);
     if (!plan.ok()) return plan.status();
-    return with_workspace("attention_backward", *plan, Pass::kBackward, [&](Workspace workspace) {
-      return plan->backward(tensors, workspace, stream);
-    });
+    return with_workspace(
+        "attention_backward", *plan, Pass::kBackward, tensors.q.device, stream,
+        [&](Workspace workspace) { return plan->backward(tensors, workspace, stream); });
   });
 }
 

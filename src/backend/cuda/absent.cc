@@ -13,6 +13,12 @@ int cuda_device_count() { return 0; }
 
 std::span<const Backend* const> cuda_backends() { return {}; }
 
+Result<void*> cuda_allocate(Device device, size_t, Stream) {
+  return unsupported("allocate", "no memory can be had on " + show(device),
+                     {{"cuda", {"this library was built without CUDA"}}});
+}
+void cuda_free(Device, void*, Stream) {}
+
 const char* cuda_version() { return ""; }
 
 }  // namespace fovea

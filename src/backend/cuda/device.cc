@@ -70,6 +70,25 @@ std::span<const Backend* const> cuda_backends() {
   return table;
 }
 
+Result<void*> cuda_allocate(Device device, size_t bytes, Stream stream) {
+  const cuda::CurrentDevice current(device.index);
+  void* memory = nullptr;
+  const cudaError_t error =
+      current.error() != cudaSuccess
+          ? current.error()
+          : cudaMallocAsync(&memory, bytes, static_cast<cudaStream_t>(stream.handle));
+  if (Status s = cuda::to_status(error, "allocating a workspace"); !s.ok()) {
+    (void)cudaGetLastError();
+    return s;
+  }
+  return memory;
+}
+
+void cuda_free(Device device, void* memory, Stream stream) {
+  const cuda::CurrentDevice current(device.index);
+  (void)cudaFreeAsync(memory, static_cast<cudaStream_t>(stream.handle));
+}
+
 const char* cuda_version() {
   static const std::string text =
       std::to_string(CUDART_VERSION / 1000) + "." + std::to_string(CUDART_VERSION % 1000 / 10);

@@ -16,6 +16,10 @@ int cuda_device_count();
 // The CUDA engines of this build, the preferred first.
 std::span<const Backend* const> cuda_backends();
 
+// Memory for one call, taken and given back in the order of the stream's work.
+Result<void*> cuda_allocate(Device device, size_t bytes, Stream stream);
+void cuda_free(Device device, void* memory, Stream stream);
+
 // "13.0", or empty in a build without CUDA.
 const char* cuda_version();
 

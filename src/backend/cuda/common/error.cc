@@ -9,8 +9,8 @@ Status to_status(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return {};
   const StatusCode code =
       error == cudaErrorMemoryAllocation ? StatusCode::kOutOfMemory : StatusCode::kInternal;
-  return {code, std::string(what) + ": " + cudaGetErrorName(error) + ", " +
-                    cudaGetErrorString(error)};
+  return {code,
+          std::string(what) + ": " + cudaGetErrorName(error) + ", " + cudaGetErrorString(error)};
 }
 
 }  // namespace fovea::cuda

@@ -73,6 +73,7 @@ class PortableKernel : public BoundKernel {
  public:
   PortableKernel(const AttentionProblem& problem, const DeviceInfo& device)
       : p_(problem),
+        device_(device.device.index),
         forward_(*find_instance(forward_kernels(), problem)),
         backward_(*find_instance(backward_kernels(), problem)),
         cut_(cut_forward(problem, forward_.config, device.gpu)) {}
@@ -122,6 +123,8 @@ class PortableKernel : public BoundKernel {
       a.partial_stats = static_cast<float2*>(workspace.data);
       a.partial = reinterpret_cast<float*>(a.partial_stats + cut_.parts * partial_rows());
     }
+    const CurrentDevice current(device_);
+    if (Status s = to_status(current.error(), "forward: choosing the device"); !s.ok()) return s;
     const auto queue = static_cast<cudaStream_t>(stream.handle);
     if (Status s = to_status(forward_.launch(a, blocks, queue), "forward: launching the kernel");
         !s.ok() || cut_.parts == 1) {
@@ -132,7 +135,6 @@ class PortableKernel : public BoundKernel {
   }
 
   Status backward(const BackwardTensors& t, Workspace workspace, Stream stream) const override {
-    if (p_.batch == 0) return {};
     BackwardArguments a{};
     a.p = problem_of(p_, t);
     a.batch = static_cast<int>(p_.batch);
@@ -171,6 +173,8 @@ class PortableKernel : public BoundKernel {
       a.dsink = static_cast<float*>(t.dsink.data);
       a.dsink_head = t.dsink.strides[0];
     }
+    const CurrentDevice current(device_);
+    if (Status s = to_status(current.error(), "backward: choosing the device"); !s.ok()) return s;
     return to_status(backward_.launch(a, static_cast<cudaStream_t>(stream.handle)),
                      "backward: launching the kernels");
   }
@@ -182,6 +186,7 @@ class PortableKernel : public BoundKernel {
   }
 
   const AttentionProblem p_;
+  const int device_;
   const ForwardKernel& forward_;
   const BackwardKernel& backward_;
   const ForwardCut cut_;

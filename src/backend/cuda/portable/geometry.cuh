@@ -64,6 +64,21 @@ struct Row {
   }
 };
 
+// Neighbouring rows of a group: most often of one head, and then found without a division each.
+struct RowSpan {
+  Row first;
+  int row;
+  bool one_head;
+
+  __device__ __forceinline__ static RowSpan at(const Sequence& s, int row, int rows) {
+    const Row first = Row::at(s, row);
+    return {first, row, first.i + rows <= s.q_len};
+  }
+  __device__ __forceinline__ Row of(const Sequence& s, int r) const {
+    return one_head ? Row{first.head, first.i + r} : Row::at(s, row + r);
+  }
+};
+
 // Which rows of which KV head, and which of its keys, are a block's. Kept in shared memory: what is
 // seldom needed would cost the sums their registers.
 struct Place {
@@ -71,6 +86,7 @@ struct Place {
   int b, head_kv;
   int row, rows;  // of the group
   int key_begin, key_end;
+  RowSpan span;
 };
 
 // The tiles of keys that a range of rows has to visit, the window's from the last to the first and
@@ -80,14 +96,15 @@ struct KeyTiles {
   int prefix;       // tiles [0, prefix) besides
   int all_begin, all_end, all_prefix;
 
-  __device__ __forceinline__ int count() const { return (last > first ? last - first : 0) + prefix; }
+  __device__ __forceinline__ int count() const {
+    return (last > first ? last - first : 0) + prefix;
+  }
   __device__ __forceinline__ int tile(int n) const {
     const int window = last > first ? last - first : 0;
     return n < window ? last - 1 - n : prefix - 1 - (n - window);
   }
   __device__ __forceinline__ bool seen_by_all(int begin, int end) const {
-    return (end <= all_end && (begin >= all_begin || all_begin <= all_prefix)) ||
-           end <= all_prefix;
+    return (end <= all_end && (begin >= all_begin || all_begin <= all_prefix)) || end <= all_prefix;
   }
 };
 

@@ -14,9 +14,9 @@ constexpr float kInfinity = __builtin_huge_valf();
 
 // What the terms of one query row need.
 struct TermRow {
-  const void* bias;       // at key 0
-  const uint8_t* mask;    // at key 0
-  float slope;            // ALiBi
+  const void* bias;     // at key 0
+  const uint8_t* mask;  // at key 0
+  float slope;          // ALiBi
   int position;
 };
 
@@ -27,9 +27,8 @@ __device__ __forceinline__ TermRow term_row(const Problem& p, const Sequence& s,
   row.position = i + s.kv_len - s.q_len;
   if (p.bias.data != nullptr) {
     const int64_t at = b * p.bias.batch + head_q * p.bias.head + i * p.bias.q;
-    row.bias = p.bias_is_f32
-                   ? static_cast<const void*>(static_cast<const float*>(p.bias.data) + at)
-                   : static_cast<const void*>(static_cast<const T*>(p.bias.data) + at);
+    row.bias = p.bias_is_f32 ? static_cast<const void*>(static_cast<const float*>(p.bias.data) + at)
+                             : static_cast<const void*>(static_cast<const T*>(p.bias.data) + at);
   }
   if (p.bool_mask.data != nullptr) {
     row.mask = static_cast<const uint8_t*>(p.bool_mask.data) + b * p.bool_mask.batch +

@@ -1,7 +1,8 @@
 // Products of tiles in shared memory, on the fragments of a warp: 16-bit values on tensor cores,
 // floats by exact multiply-adds on the same fragments.
 //
-// A fragment [m][n] is 16 x 8: lane l holds rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next.
+// A fragment [m][n] is 16 x 8: lane l holds rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the
+// next.
 #pragma once
 
 #include <type_traits>

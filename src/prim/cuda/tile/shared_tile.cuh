@@ -40,7 +40,8 @@ struct SharedTile {
   class Lane {
    public:
     // Matrices in the order rows 0-7 | 8-15 of columns 0-7, then of columns 8-15: the A operand of
-    // mma. With trans it is the B operand of two neighbouring blocks of 8 columns, depth along rows.
+    // mma. With trans it is the B operand of two neighbouring blocks of 8 columns, depth along
+    // rows.
     __device__ __forceinline__ static Lane rows_first() {
       const int lane = threadIdx.x % 32;
       return Lane(lane % 16, lane / 16);
@@ -67,8 +68,8 @@ struct SharedTile {
   };
 };
 
-// Floats: rows one after another, 16 bytes further apart than they are long, so that lanes that read
-// one column of eight rows find them in different banks.
+// Floats: rows one after another, 16 bytes further apart than they are long, so that lanes that
+// read one column of eight rows find them in different banks.
 template <int kRows_, int kCols_>
 struct SharedTile<float, kRows_, kCols_> {
   static constexpr int kRows = kRows_, kCols = kCols_;
@@ -83,8 +84,8 @@ struct SharedTile<float, kRows_, kCols_> {
 };
 
 // Fills a tile from rows of global memory: rows from `rows` on and columns from `cols` on become
-// zeros. `vector`: rows begin on 16 bytes and cols is a whole number of chunks; the values then come
-// by cp.async, otherwise they are there when fill returns.
+// zeros. `vector`: rows begin on 16 bytes and cols is a whole number of chunks; the values then
+// come by cp.async, otherwise they are there when fill returns.
 template <typename T, typename Tile, int kThreads>
 struct TileLoader {
   static constexpr int kPerRow = Tile::kChunks % 8 == 0 ? 8 : Tile::kChunks % 4 == 0 ? 4 : 2;

@@ -20,7 +20,7 @@ struct BackwardArguments {
 
   // Gradients of broadcast inputs; null when not asked for.
   void* dbias;
-  int64_t dbias_batch, dbias_head, dbias_q;  // strides; 0 where broadcast
+  int64_t dbias_batch, dbias_head, dbias_q;    // strides; 0 where broadcast
   int dbias_batches, dbias_heads, dbias_rows;  // sizes
   bool dbias_is_f32;
   float* dsink;

@@ -12,7 +12,8 @@ template <typename T, int kDimQk, int kDimV>
 class BiasBlock {
  public:
   static constexpr int kWarps = kDimQk * sizeof(T) > 512 ? 2 : 4, kThreads = 32 * kWarps;
-  static constexpr int kTileQ = 16 * kWarps, kTileKv = kDimQk * sizeof(T) > 512 ? 16 : 32, kChunks = kTileKv / 16;
+  static constexpr int kTileQ = 16 * kWarps, kTileKv = kDimQk * sizeof(T) > 512 ? 16 : 32,
+                       kChunks = kTileKv / 16;
   using TileQ = tile::SharedTile<T, kTileQ, kDimQk>;
   using TileDout = tile::SharedTile<T, kTileQ, kDimV>;
   using TileK = tile::SharedTile<T, kTileKv, kDimQk>;
@@ -69,8 +70,8 @@ class BiasBlock {
   template <typename Tile>
   __device__ __forceinline__ void load(const Rows& t, uint32_t shared, int head, int64_t first,
                                        int rows, int cols, bool vector) {
-    const T* const base = static_cast<const T*>(t.data) + s_.batch_at * t.batch + head * t.head +
-                          first * t.row;
+    const T* const base =
+        static_cast<const T*>(t.data) + s_.batch_at * t.batch + head * t.head + first * t.row;
     tile::TileLoader<T, Tile, kThreads>::fill(
         shared, [&](int r) { return base + r * t.row; }, rows, cols, vector);
   }
@@ -80,10 +81,8 @@ class BiasBlock {
     const int head_kv = head / p.group;
     __syncthreads();  // everybody is done with the tiles before
     load<TileQ>(a_.q, s_q_, head, s_.q_row + row, s_.q_len - row, p.dim_qk, a_.vector_q);
-    load<TileDout>(a_.dout, s_dout_, head, s_.q_row + row, s_.q_len - row, p.dim_v,
-                   a_.vector_dout);
-    load<TileK>(a_.k, s_k_, head_kv, s_.kv_row + first_, s_.kv_len - first_, p.dim_qk,
-                a_.vector_k);
+    load<TileDout>(a_.dout, s_dout_, head, s_.q_row + row, s_.q_len - row, p.dim_v, a_.vector_dout);
+    load<TileK>(a_.k, s_k_, head_kv, s_.kv_row + first_, s_.kv_len - first_, p.dim_qk, a_.vector_k);
     load<TileV>(a_.v, s_v_, head_kv, s_.kv_row + first_, s_.kv_len - first_, p.dim_v, a_.vector_v);
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();

@@ -14,13 +14,13 @@ struct BackwardConfig {
   int key_m_tiles;
   int key_tile_q;  // dK, dV: query rows of a stage
   bool split;      // dK and dV in launches of their own: their sums together exceed the registers
-  int row_warps;    // dQ: warps of a block, 16 * row_m_tiles rows each
+  int row_warps;   // dQ: warps of a block, 16 * row_m_tiles rows each
   int row_m_tiles;
   int row_tile_kv;  // dQ: keys of a stage
+  int chunk;  // rows or keys whose scores are in registers at once: independent sums hide latency
   Terms terms;
 
   static constexpr int kStages = 2;
-  static constexpr int kChunk = 16;  // rows or keys whose scores are in registers at once
 
   constexpr int key_tile() const { return key_warps * 16 * key_m_tiles; }
   constexpr int key_threads() const { return 32 * key_warps; }
@@ -38,21 +38,23 @@ struct BackwardConfig {
 };
 
 constexpr BackwardConfig backward_config(int element_bytes, int dim_qk, int dim_v, Terms terms) {
-  BackwardConfig c{dim_qk, dim_v, element_bytes, 4, 2, 64, false, 4, 2, 64, terms};
+  BackwardConfig c{dim_qk, dim_v, element_bytes, 4, 2, 64, false, 4, 2, 64, 32, terms};
   if (dim_qk > 64) {
     c.key_m_tiles = 1;
-    c.key_tile_q = 32;
-    c.row_m_tiles = 1;
+    c.row_tile_kv = 32;
   }
   if (dim_qk > 128) {
-    c.key_tile_q = 16;
-    c.row_tile_kv = 16;
+    c.row_m_tiles = 1;
+    c.key_tile_q = c.row_tile_kv = c.chunk = 16;
     c.split = dim_v > 128 || terms == Terms::kAny;
   }
-  if (terms == Terms::kAny) c.key_m_tiles = c.row_m_tiles = 1;
+  if (terms == Terms::kAny) {
+    c.key_m_tiles = c.row_m_tiles = 1;
+    c.chunk = 16;
+  }
   if (element_bytes == 4) {
     c.key_m_tiles = c.row_m_tiles = 1;
-    c.key_tile_q = c.row_tile_kv = 16;
+    c.key_tile_q = c.row_tile_kv = c.chunk = 16;
     c.key_warps = c.row_warps = dim_qk > 128 ? 1 : dim_qk > 64 ? 2 : 4;
   }
   return c;

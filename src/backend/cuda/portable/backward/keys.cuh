@@ -16,7 +16,7 @@ class KeyBlock {
   using T = typename Shape::Element;
   static constexpr BackwardConfig kC = Shape::kConfig;
   static constexpr int kM = kC.key_m_tiles, kTileKv = kC.key_tile(), kTileQ = kC.key_tile_q;
-  static constexpr int kThreads = kC.key_threads(), kChunk = BackwardConfig::kChunk;
+  static constexpr int kThreads = kC.key_threads(), kChunk = kC.chunk, kN = kChunk / 8;
   static constexpr bool kAnyTerms = kC.terms == Terms::kAny;
   static constexpr bool kWantDk = kSums != KeySums::kDv, kWantDv = kSums != KeySums::kDk;
   using TileK = tile::SharedTile<T, kTileKv, kC.dim_qk>;
@@ -25,8 +25,9 @@ class KeyBlock {
   using TileDout = tile::SharedTile<T, kTileQ, kC.dim_v>;
 
  public:
-  __device__ __forceinline__ KeyBlock(const BackwardArguments& a, unsigned char* memory)
-      : a_(a), stats_(reinterpret_cast<float*>(memory)) {
+  __device__ __forceinline__ KeyBlock(const BackwardArguments& a, Place& place,
+                                      unsigned char* memory)
+      : a_(a), place_(place), stats_(reinterpret_cast<float*>(memory)) {
     s_k_ = ptx::shared_address(memory) + BackwardConfig::kStages * kTileQ * 2 * 4;
     s_v_ = s_k_ + TileK::kBytes;
     s_q_ = s_v_ + TileV::kBytes;
@@ -35,19 +36,22 @@ class KeyBlock {
 
   __device__ __forceinline__ void run() {
     const Problem& p = a_.p;
-    const int tiles = (p.kv_len + kTileKv - 1) / kTileKv;
-    const int item = blockIdx.x;
-    first_ = item % tiles * kTileKv;
-    head_kv_ = item / tiles % p.head_kv;
-    b_ = item / tiles / p.head_kv;
-    s_ = sequence_at(p, b_);
+    if (threadIdx.x == 0) {
+      const int tiles = (p.kv_len + kTileKv - 1) / kTileKv;
+      const int item = blockIdx.x;
+      place_.b = item / tiles / p.head_kv;
+      place_.head_kv = item / tiles % p.head_kv;
+      place_.key_begin = item % tiles * kTileKv;
+      place_.s = sequence_at(p, place_.b);
+    }
+    __syncthreads();
     // Dense rows past a key length exist and get zeros; packed ones belong to the next sequence.
-    const int stored = p.cu_q != nullptr ? s_.kv_len : p.kv_len;
-    if (first_ >= stored) return;
+    const int stored = p.cu_q != nullptr ? place_.s.kv_len : p.kv_len;
+    if (place_.key_begin >= stored) return;
     load_keys();
     if constexpr (kWantDk) tile::clear(dk_);
     if constexpr (kWantDv) tile::clear(dv_);
-    const int row_tiles = (p.group * s_.q_len + kTileQ - 1) / kTileQ;
+    const int row_tiles = (p.group * place_.s.q_len + kTileQ - 1) / kTileQ;
     int next = next_tile(0, row_tiles);
     if (next < row_tiles) load_rows(0, next);
     ptx::cp_async_commit();
@@ -69,32 +73,34 @@ class KeyBlock {
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
 
   // Rows [row, row + kTileQ) of the group, the first and the last sight among them.
-  struct RowSpan {
+  struct Sights {
     Sight low, high;
     bool whole;  // kTileQ rows
   };
-  __device__ __forceinline__ RowSpan span_of(int row) const {
-    const int last = min(row + kTileQ, a_.p.group * s_.q_len) - 1;
-    const Row from = Row::at(s_, row), to = Row::at(s_, last);
+  __device__ __forceinline__ Sights sights_of(int row) const {
+    const int last = min(row + kTileQ, a_.p.group * place_.s.q_len) - 1;
+    const Row from = Row::at(place_.s, row), to = Row::at(place_.s, last);
     const bool one_head = from.head == to.head;
-    return {sight_of(a_.p, s_, one_head ? from.i : 0),
-            sight_of(a_.p, s_, one_head ? to.i : s_.q_len - 1), last == row + kTileQ - 1};
+    return {sight_of(a_.p, place_.s, one_head ? from.i : 0),
+            sight_of(a_.p, place_.s, one_head ? to.i : place_.s.q_len - 1),
+            last == row + kTileQ - 1};
   }
   __device__ __forceinline__ int next_tile(int tile, int tiles) const {
     for (; tile < tiles; ++tile) {
-      const RowSpan span = span_of(tile * kTileQ);
-      if (span.high.end > first_ && span.low.begin < first_ + kTileKv) return tile;
-      if (span.low.prefix > first_) return tile;
+      const Sights span = sights_of(tile * kTileQ);
+      if (span.high.end > place_.key_begin && span.low.begin < place_.key_begin + kTileKv)
+        return tile;
+      if (span.low.prefix > place_.key_begin) return tile;
     }
     return tiles;
   }
 
   __device__ __forceinline__ void load_keys() {
-    const int keys = s_.kv_len - first_;
-    const T* const k = static_cast<const T*>(a_.k.data) + s_.batch_at * a_.k.batch +
-                       head_kv_ * a_.k.head + (s_.kv_row + first_) * a_.k.row;
-    const T* const v = static_cast<const T*>(a_.v.data) + s_.batch_at * a_.v.batch +
-                       head_kv_ * a_.v.head + (s_.kv_row + first_) * a_.v.row;
+    const int keys = place_.s.kv_len - place_.key_begin;
+    const T* const k = static_cast<const T*>(a_.k.data) + place_.s.batch_at * a_.k.batch +
+                       place_.head_kv * a_.k.head + (place_.s.kv_row + place_.key_begin) * a_.k.row;
+    const T* const v = static_cast<const T*>(a_.v.data) + place_.s.batch_at * a_.v.batch +
+                       place_.head_kv * a_.v.head + (place_.s.kv_row + place_.key_begin) * a_.v.row;
     tile::TileLoader<T, TileK, kThreads>::fill(
         s_k_, [&](int r) { return k + r * a_.k.row; }, keys, a_.p.dim_qk, a_.vector_k);
     tile::TileLoader<T, TileV, kThreads>::fill(
@@ -102,15 +108,17 @@ class KeyBlock {
   }
 
   __device__ __forceinline__ void load_rows(int stage, int tile) {
-    const int first = tile * kTileQ, rows = a_.p.group * s_.q_len - first;
+    const int first = tile * kTileQ, rows = a_.p.group * place_.s.q_len - first;
+    const RowSpan span = RowSpan::at(place_.s, first, min(rows, kTileQ));
     const auto load = [&]<typename Tile>(Tile, const Rows& t, uint32_t shared, int cols,
                                          bool vector) {
-      const T* const base = static_cast<const T*>(t.data) + s_.batch_at * t.batch +
-                            s_.q_row * t.row + static_cast<int64_t>(head_kv_ * a_.p.group) * t.head;
+      const T* const base = static_cast<const T*>(t.data) + place_.s.batch_at * t.batch +
+                            place_.s.q_row * t.row +
+                            static_cast<int64_t>(place_.head_kv * a_.p.group) * t.head;
       tile::TileLoader<T, Tile, kThreads>::fill(
           shared + stage * Tile::kBytes,
           [&](int r) {
-            const Row row = Row::at(s_, first + r);
+            const Row row = span.of(place_.s, r);
             return base + row.head * t.head + row.i * t.row;
           },
           rows, cols, vector);
@@ -121,8 +129,9 @@ class KeyBlock {
     for (int r = threadIdx.x; r < kTileQ; r += kThreads) {
       RowStats row{kInfinity, 0};
       if (r < rows) {
-        const Row which = Row::at(s_, first + r);
-        const int64_t at = stat_index(a_, s_, head_kv_ * a_.p.group + which.head, which.i);
+        const Row which = span.of(place_.s, r);
+        const int64_t at =
+            stat_index(a_, place_.s, place_.head_kv * a_.p.group + which.head, which.i);
         row = {a_.lse2[at], a_.delta[at]};
       }
       stats[r] = row.lse2;
@@ -131,9 +140,9 @@ class KeyBlock {
   }
 
   __device__ __forceinline__ void step(int stage, int row) {
-    const RowSpan span = span_of(row);
-    const int end = first_ + kTileKv;
-    const bool all = span.whole && ((span.high.begin <= first_ && span.low.end >= end) ||
+    const Sights span = sights_of(row);
+    const int end = place_.key_begin + kTileKv;
+    const bool all = span.whole && ((span.high.begin <= place_.key_begin && span.low.end >= end) ||
                                     span.low.prefix >= end);
     bool dirty = false;
     if (!all || kAnyTerms) {
@@ -145,22 +154,25 @@ class KeyBlock {
     for (int chunk = 0; chunk < kTileQ; chunk += kChunk) {
       const uint32_t s_q = s_q_ + stage * TileQ::kBytes;
       const uint32_t s_dout = s_dout_ + stage * TileDout::kBytes;
-      ptx::Fragment weights[kM][2], scores[kM][2];
+      ptx::Fragment weights[kM][kN], scores[kM][kN];
       tile::dot_rows<T, TileK, TileQ>(weights, s_k_, warp() * kM * 16, s_q, chunk);
       tile::dot_rows<T, TileV, TileDout>(scores, s_v_, warp() * kM * 16, s_dout, chunk);
       elements(weights, scores, stage, row + chunk, chunk, !all, dirty);
-      if constexpr (kWantDv) tile::add_weighted_rows<T, TileDout>(dv_, weights, s_dout, chunk, dirty);
+      if constexpr (kWantDv)
+        tile::add_weighted_rows<T, TileDout>(dv_, weights, s_dout, chunk, dirty);
       if constexpr (kWantDk) tile::add_weighted_rows<T, TileQ>(dk_, scores, s_q, chunk, dirty);
     }
   }
 
   // From products q . k and dout . v to weights and gradients of scores.
-  __device__ __forceinline__ void elements(ptx::Fragment (&weights)[kM][2],
-                                           ptx::Fragment (&scores)[kM][2], int stage, int row,
+  __device__ __forceinline__ void elements(ptx::Fragment (&weights)[kM][kN],
+                                           ptx::Fragment (&scores)[kM][kN], int stage, int row,
                                            int chunk, bool masked, bool dirty) const {
     const float* const stats = stats_ + stage * 2 * kTileQ + chunk;
+    RowSpan span{};
+    if (masked || kAnyTerms) span = RowSpan::at(place_.s, row, kChunk);
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
+    for (int n = 0; n < kN; ++n) {
 #pragma unroll
       for (int y = 0; y < 2; ++y) {
         const int column = n * 8 + lane() % 4 * 2 + y;
@@ -170,19 +182,19 @@ class KeyBlock {
         TermRow terms{};
         bool real = true;
         if (masked || kAnyTerms) {
-          which = Row::at(s_, row + column);
+          which = span.of(place_.s, column);
           real = which.head < a_.p.group;
-          sight = sight_of(a_.p, s_, which.i);
+          sight = sight_of(a_.p, place_.s, which.i);
           if (kAnyTerms) {
-            const int head = head_kv_ * a_.p.group + (real ? which.head : 0);
-            terms = term_row<T>(a_.p, s_, b_, head, which.i);
+            const int head = place_.head_kv * a_.p.group + (real ? which.head : 0);
+            terms = term_row<T>(a_.p, place_.s, place_.b, head, which.i);
           }
         }
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            const int key = first_ + (warp() * kM + m) * 16 + half * 8 + lane() / 4;
+            const int key = place_.key_begin + (warp() * kM + m) * 16 + half * 8 + lane() / 4;
             float& w = weights[m][n][2 * half + y];
             float& ds = scores[m][n][2 * half + y];
             if ((masked || kAnyTerms) && !(real && sight.sees(key))) {
@@ -191,8 +203,9 @@ class KeyBlock {
             }
             float keep = 1;
             if (kAnyTerms && a_.p.drop_threshold != 0) {
-              const float2 two = keep_two(a_.p, b_ * a_.p.head_q + head_kv_ * a_.p.group + which.head,
-                                          which.i, key & ~1);
+              const float2 two =
+                  keep_two(a_.p, place_.b * a_.p.head_q + place_.head_kv * a_.p.group + which.head,
+                           which.i, key & ~1);
               keep = key % 2 == 0 ? two.x : two.y;
             }
             const Gradient g = gradient_of<T, kAnyTerms>(a_.p, terms, key, w, ds, of_row, keep);
@@ -210,11 +223,11 @@ class KeyBlock {
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int key = first_ + (warp() * kM + m) * 16 + half * 8 + lane() / 4;
+        const int key = place_.key_begin + (warp() * kM + m) * 16 + half * 8 + lane() / 4;
         if (key >= stored) continue;
         const auto row = [&](const Rows& t) {
-          return static_cast<T*>(t.data) + s_.batch_at * t.batch + head_kv_ * t.head +
-                 (s_.kv_row + key) * t.row;
+          return static_cast<T*>(t.data) + place_.s.batch_at * t.batch + place_.head_kv * t.head +
+                 (place_.s.kv_row + key) * t.row;
         };
         if constexpr (kWantDk) {
           tile::store_row(row(a_.dk), dk_[m], 2 * half, a_.p.scale, a_.p.dim_qk, a_.vector_dk);
@@ -227,10 +240,9 @@ class KeyBlock {
   }
 
   const BackwardArguments& a_;
+  Place& place_;
   float* const stats_;  // [stage][lse2, delta][kTileQ]
   uint32_t s_k_, s_v_, s_q_, s_dout_;
-  Sequence s_;
-  int b_, head_kv_, first_;
   ptx::Fragment dk_[kM][kWantDk ? kC.dim_qk / 8 : 1];
   ptx::Fragment dv_[kM][kWantDv ? kC.dim_v / 8 : 1];
 };
@@ -239,7 +251,8 @@ template <typename Shape, int kSums>
 __global__ void __launch_bounds__(Shape::kConfig.key_threads(), 1)
     backward_keys_kernel(const __grid_constant__ BackwardArguments a) {
   extern __shared__ __align__(128) unsigned char memory[];
-  KeyBlock<Shape, static_cast<KeySums>(kSums)>(a, memory).run();
+  __shared__ Place place;
+  KeyBlock<Shape, static_cast<KeySums>(kSums)>(a, place, memory).run();
 }
 
 }  // namespace fovea::cuda

@@ -13,7 +13,8 @@ template <typename Kernel>
 cudaError_t launch_blocks(Kernel kernel, int64_t blocks, int threads, int shared_bytes,
                           cudaStream_t stream, const BackwardArguments& a) {
   if (blocks == 0) return cudaSuccess;
-  if (shared_bytes > 48 * 1024) {
+  // Beyond 48 KiB, a block's own variables included, a kernel has to be allowed to.
+  if (shared_bytes > 32 * 1024) {
     if (const cudaError_t error =
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
         error != cudaSuccess) {
@@ -70,7 +71,6 @@ cudaError_t launch_backward(const BackwardArguments& a, cudaStream_t stream) {
 }
 
 template <DType kDtype, typename Shape>
-inline constexpr BackwardKernel kBackwardKernel = {kDtype, Shape::kConfig,
-                                                   launch_backward<Shape>};
+inline constexpr BackwardKernel kBackwardKernel = {kDtype, Shape::kConfig, launch_backward<Shape>};
 
 }  // namespace fovea::cuda

@@ -13,7 +13,7 @@ class RowBlock {
   using T = typename Shape::Element;
   static constexpr BackwardConfig kC = Shape::kConfig;
   static constexpr int kM = kC.row_m_tiles, kTileQ = kC.row_tile(), kTileKv = kC.row_tile_kv;
-  static constexpr int kThreads = kC.row_threads(), kChunk = BackwardConfig::kChunk;
+  static constexpr int kThreads = kC.row_threads(), kChunk = kC.chunk, kN = kChunk / 8;
   static constexpr bool kAnyTerms = kC.terms == Terms::kAny;
   using TileQ = tile::SharedTile<T, kTileQ, kC.dim_qk>;
   using TileDout = tile::SharedTile<T, kTileQ, kC.dim_v>;
@@ -21,8 +21,9 @@ class RowBlock {
   using TileV = tile::SharedTile<T, kTileKv, kC.dim_v>;
 
  public:
-  __device__ __forceinline__ RowBlock(const BackwardArguments& a, uint32_t shared)
+  __device__ __forceinline__ RowBlock(const BackwardArguments& a, Place& place, uint32_t shared)
       : a_(a),
+        place_(place),
         s_q_(shared),
         s_dout_(s_q_ + TileQ::kBytes),
         s_k_(s_dout_ + TileDout::kBytes),
@@ -30,15 +31,20 @@ class RowBlock {
 
   __device__ __forceinline__ void run() {
     const Problem& p = a_.p;
-    const int tiles = (p.group * p.q_len + kTileQ - 1) / kTileQ;
-    const int item = blockIdx.x;
-    row_ = (tiles - 1 - item % tiles) * kTileQ;  // the longest first
-    head_kv_ = item / tiles % p.head_kv;
-    b_ = item / tiles / p.head_kv;
-    s_ = sequence_at(p, b_);
-    rows_ = min(p.group * s_.q_len - row_, kTileQ);
-    if (rows_ <= 0) return;
-    const KeyTiles keys = key_tiles(p, s_, row_, rows_, 0, s_.kv_len, kTileKv);
+    if (threadIdx.x == 0) {
+      const int tiles = (p.group * p.q_len + kTileQ - 1) / kTileQ;
+      const int item = blockIdx.x;
+      place_.b = item / tiles / p.head_kv;
+      place_.head_kv = item / tiles % p.head_kv;
+      place_.s = sequence_at(p, place_.b);
+      place_.row = (tiles - 1 - item % tiles) * kTileQ;  // the longest first
+      place_.rows = min(p.group * place_.s.q_len - place_.row, kTileQ);
+      place_.span = RowSpan::at(place_.s, place_.row, max(place_.rows, 1));
+    }
+    __syncthreads();
+    if (place_.rows <= 0) return;
+    const KeyTiles keys =
+        key_tiles(p, place_.s, place_.row, place_.rows, 0, place_.s.kv_len, kTileKv);
     load_rows();
     load_stats();
     tile::clear(dq_);
@@ -67,26 +73,27 @@ class RowBlock {
   __device__ __forceinline__ void load_rows() {
     const auto load = [&]<typename Tile>(Tile, const Rows& t, uint32_t shared, int cols,
                                          bool vector) {
-      const T* const base = static_cast<const T*>(t.data) + s_.batch_at * t.batch +
-                            s_.q_row * t.row + static_cast<int64_t>(head_kv_ * a_.p.group) * t.head;
+      const T* const base = static_cast<const T*>(t.data) + place_.s.batch_at * t.batch +
+                            place_.s.q_row * t.row +
+                            static_cast<int64_t>(place_.head_kv * a_.p.group) * t.head;
       tile::TileLoader<T, Tile, kThreads>::fill(
           shared,
           [&](int r) {
-            const Row row = Row::at(s_, row_ + r);
+            const Row row = place_.span.of(place_.s, r);
             return base + row.head * t.head + row.i * t.row;
           },
-          rows_, cols, vector);
+          place_.rows, cols, vector);
     };
     load(TileQ{}, a_.q, s_q_, a_.p.dim_qk, a_.vector_q);
     load(TileDout{}, a_.dout, s_dout_, a_.p.dim_v, a_.vector_dout);
   }
 
   __device__ __forceinline__ void load_keys(int stage, int first) {
-    const int keys = s_.kv_len - first;
-    const T* const k = static_cast<const T*>(a_.k.data) + s_.batch_at * a_.k.batch +
-                       head_kv_ * a_.k.head + (s_.kv_row + first) * a_.k.row;
-    const T* const v = static_cast<const T*>(a_.v.data) + s_.batch_at * a_.v.batch +
-                       head_kv_ * a_.v.head + (s_.kv_row + first) * a_.v.row;
+    const int keys = place_.s.kv_len - first;
+    const T* const k = static_cast<const T*>(a_.k.data) + place_.s.batch_at * a_.k.batch +
+                       place_.head_kv * a_.k.head + (place_.s.kv_row + first) * a_.k.row;
+    const T* const v = static_cast<const T*>(a_.v.data) + place_.s.batch_at * a_.v.batch +
+                       place_.head_kv * a_.v.head + (place_.s.kv_row + first) * a_.v.row;
     tile::TileLoader<T, TileK, kThreads>::fill(
         s_k_ + stage * TileK::kBytes, [&](int r) { return k + r * a_.k.row; }, keys, a_.p.dim_qk,
         a_.vector_k);
@@ -100,9 +107,10 @@ class RowBlock {
     for (int r = 0; r < 2 * kM; ++r) {
       const int row = row_in_tile(r);
       stats_[r] = {kInfinity, 0};
-      if (row >= rows_) continue;
-      const Row which = Row::at(s_, row_ + row);
-      const int64_t at = stat_index(a_, s_, head_kv_ * a_.p.group + which.head, which.i);
+      if (row >= place_.rows) continue;
+      const Row which = place_.span.of(place_.s, row);
+      const int64_t at =
+          stat_index(a_, place_.s, place_.head_kv * a_.p.group + which.head, which.i);
       stats_[r] = {a_.lse2[at], a_.delta[at]};
     }
   }
@@ -115,7 +123,7 @@ class RowBlock {
     }
 #pragma unroll 1
     for (int chunk = 0; chunk < kTileKv; chunk += kChunk) {
-      ptx::Fragment weights[kM][2], scores[kM][2];
+      ptx::Fragment weights[kM][kN], scores[kM][kN];
       tile::dot_rows<T, TileQ, TileK>(weights, s_q_, warp() * kM * 16, s_k, chunk);
       tile::dot_rows<T, TileDout, TileV>(scores, s_dout_, warp() * kM * 16, s_v, chunk);
       elements(weights, scores, first + chunk, masked);
@@ -123,8 +131,8 @@ class RowBlock {
     }
   }
 
-  __device__ __forceinline__ void elements(ptx::Fragment (&weights)[kM][2],
-                                           ptx::Fragment (&scores)[kM][2], int first,
+  __device__ __forceinline__ void elements(ptx::Fragment (&weights)[kM][kN],
+                                           ptx::Fragment (&scores)[kM][kN], int first,
                                            bool masked) const {
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {
@@ -132,18 +140,18 @@ class RowBlock {
       Sight sight{};
       TermRow terms{};
       if (masked || kAnyTerms) {
-        which = Row::at(s_, row_ + row_in_tile(r));
-        sight = sight_of(a_.p, s_, which.i);
+        which = place_.span.of(place_.s, row_in_tile(r));
+        sight = sight_of(a_.p, place_.s, which.i);
       }
-      const bool real = row_in_tile(r) < rows_;
-      const int head = head_kv_ * a_.p.group + (real ? which.head : 0);
-      if (kAnyTerms) terms = term_row<T>(a_.p, s_, b_, head, which.i);
+      const bool real = row_in_tile(r) < place_.rows;
+      const int head = place_.head_kv * a_.p.group + (real ? which.head : 0);
+      if (kAnyTerms) terms = term_row<T>(a_.p, place_.s, place_.b, head, which.i);
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
+      for (int n = 0; n < kN; ++n) {
         const int key = first + n * 8 + lane() % 4 * 2;
         float2 keep{1, 1};
         if (kAnyTerms && a_.p.drop_threshold != 0) {
-          keep = keep_two(a_.p, b_ * a_.p.head_q + head, which.i, key);
+          keep = keep_two(a_.p, place_.b * a_.p.head_q + head, which.i, key);
         }
 #pragma unroll
         for (int y = 0; y < 2; ++y) {
@@ -165,19 +173,18 @@ class RowBlock {
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {
       const int row = row_in_tile(r);
-      if (row >= rows_) continue;
-      const Row which = Row::at(s_, row_ + row);
-      T* const to = static_cast<T*>(a_.dq.data) + s_.batch_at * a_.dq.batch +
-                    static_cast<int64_t>(head_kv_ * a_.p.group + which.head) * a_.dq.head +
-                    (s_.q_row + which.i) * a_.dq.row;
+      if (row >= place_.rows) continue;
+      const Row which = place_.span.of(place_.s, row);
+      T* const to = static_cast<T*>(a_.dq.data) + place_.s.batch_at * a_.dq.batch +
+                    static_cast<int64_t>(place_.head_kv * a_.p.group + which.head) * a_.dq.head +
+                    (place_.s.q_row + which.i) * a_.dq.row;
       tile::store_row(to, dq_[r / 2], r % 2 * 2, a_.p.scale, a_.p.dim_qk, a_.vector_dq);
     }
   }
 
   const BackwardArguments& a_;
+  Place& place_;
   const uint32_t s_q_, s_dout_, s_k_, s_v_;
-  Sequence s_;
-  int b_, head_kv_, row_, rows_;
   RowStats stats_[2 * kM];
   ptx::Fragment dq_[kM][kC.dim_qk / 8];
 };
@@ -186,7 +193,8 @@ template <typename Shape>
 __global__ void __launch_bounds__(Shape::kConfig.row_threads(), 1)
     backward_rows_kernel(const __grid_constant__ BackwardArguments a) {
   extern __shared__ __align__(128) unsigned char memory[];
-  RowBlock<Shape>(a, ptx::shared_address(memory)).run();
+  __shared__ Place place;
+  RowBlock<Shape>(a, place, ptx::shared_address(memory)).run();
 }
 
 }  // namespace fovea::cuda

@@ -31,14 +31,28 @@ struct ForwardConfig {
 };
 
 // 32 rows a warp halve what ldmatrix reads of K and V per row; where their sums do not fit the
-// registers, 16. Shared memory stays below the 99 KiB that every GPU since Ampere gives a block.
+// registers, or more warps hide more latency than that saves, 16. Shared memory stays below the 99
+// KiB that every GPU since Ampere gives a block.
 constexpr ForwardConfig forward_config(int element_bytes, int dim_qk, int dim_v, Terms terms) {
   ForwardConfig c{dim_qk, dim_v, element_bytes, 4, 2, 64, 32, 2, terms};
-  if (dim_qk <= 32) c.tile_kv = 128;
-  if (dim_v <= 32) c.blocks = 3;
+  if (dim_qk <= 64) c.tile_kv = 128;
+  if (dim_qk == 16) c.blocks = 4;
+  if (dim_qk == 32) {
+    c.warps = 8;
+    c.tile_kv = 256;
+  }
+  if (dim_qk == 64) {
+    c.warps = 8;
+    c.m_tiles = 1;
+  }
   if (dim_qk > 128) c.tile_kv = 32;
-  if (dim_v > 128 || terms == Terms::kAny) c.m_tiles = 1;
-  if (terms == Terms::kAny) c.blocks = 2;
+  if (dim_v > 128) c.m_tiles = 1;
+  if (terms == Terms::kAny) {
+    c.warps = 4;
+    c.m_tiles = 1;
+    c.tile_kv = dim_qk > 128 ? 32 : 64;
+    c.blocks = 2;
+  }
   if (element_bytes == 4) {
     c.m_tiles = 1;
     c.blocks = 1;

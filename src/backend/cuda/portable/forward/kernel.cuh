@@ -25,7 +25,11 @@ class ForwardBlock {
 
  public:
   __device__ __forceinline__ ForwardBlock(const ForwardArguments& a, Place& place, uint32_t shared)
-      : a_(a), place_(place), s_q_(shared), s_k_(shared + TileQ::kBytes), s_v_(s_k_ + 2 * TileK::kBytes) {}
+      : a_(a),
+        place_(place),
+        s_q_(shared),
+        s_k_(shared + TileQ::kBytes),
+        s_v_(s_k_ + 2 * TileK::kBytes) {}
 
   __device__ __forceinline__ void run() {
     if (threadIdx.x == 0) place_ = find_place();
@@ -37,8 +41,7 @@ class ForwardBlock {
          (s.kv_row + key_begin) * a_.k.row;
     v_ = static_cast<const T*>(a_.v.data) + s.batch_at * a_.v.batch + place_.head_kv * a_.v.head +
          (s.kv_row + key_begin) * a_.v.row;
-    const KeyTiles tiles =
-        key_tiles(a_.p, s, place_.row, place_.rows, key_begin, key_end, kTileKv);
+    const KeyTiles tiles = key_tiles(a_.p, s, place_.row, place_.rows, key_begin, key_end, kTileKv);
     load_q();
     softmax_.start();
     start_sink();
@@ -86,6 +89,7 @@ class ForwardBlock {
     place.b = item / tiles / p.head_kv;
     place.s = sequence_at(p, place.b);
     place.rows = min(p.group * place.s.q_len - place.row, kTileQ);
+    place.span = RowSpan::at(place.s, place.row, max(place.rows, 1));
     place.key_begin = blockIdx.y * a_.part_keys;
     place.key_end = min(place.key_begin + a_.part_keys, place.s.kv_len);
     return place;
@@ -103,13 +107,13 @@ class ForwardBlock {
   }
 
   __device__ __forceinline__ void load_q() {
-    const T* const base =
-        static_cast<const T*>(a_.q.data) + place_.s.batch_at * a_.q.batch + place_.s.q_row * a_.q.row +
-        static_cast<int64_t>(place_.head_kv * a_.p.group) * a_.q.head;
+    const T* const base = static_cast<const T*>(a_.q.data) + place_.s.batch_at * a_.q.batch +
+                          place_.s.q_row * a_.q.row +
+                          static_cast<int64_t>(place_.head_kv * a_.p.group) * a_.q.head;
     tile::TileLoader<T, TileQ, kThreads>::fill(
         s_q_,
         [&](int r) {
-          const Row row = Row::at(place_.s, place_.row + r);
+          const Row row = place_.span.of(place_.s, r);
           return base + row.head * a_.q.head + row.i * a_.q.row;
         },
         place_.rows, a_.p.dim_qk, a_.vector_qk);
@@ -135,7 +139,7 @@ class ForwardBlock {
     for (int r = 0; r < 2 * kM; ++r) {
       const int at = row_in_tile(r);
       if (at >= place_.rows) continue;
-      const int head = place_.head_kv * a_.p.group + Row::at(place_.s, place_.row + at).head;
+      const int head = place_.head_kv * a_.p.group + place_.span.of(place_.s, at).head;
       const float logit = a_.p.sink[head * a_.p.sink_head] * kLog2e;
       if (logit == -kInfinity) continue;
       softmax_.reference[r] = logit;
@@ -163,7 +167,8 @@ class ForwardBlock {
   template <typename Body>
   __device__ __forceinline__ void each_row(Body body) const {
 #pragma unroll
-    for (int r = 0; r < 2 * kM; ++r) body(Row::at(place_.s, place_.row + row_in_tile(r)), r / 2, r % 2 * 2);
+    for (int r = 0; r < 2 * kM; ++r)
+      body(place_.span.of(place_.s, row_in_tile(r)), r / 2, r % 2 * 2);
   }
 
   __device__ __forceinline__ void hide_unseen(ptx::Fragment (&scores)[kM][kN], int first) const {
@@ -180,7 +185,7 @@ class ForwardBlock {
 
   __device__ __forceinline__ void apply_terms(ptx::Fragment (&scores)[kM][kN], int first) const {
     each_row([&](Row row, int m, int x) {
-      const bool real = row.head < a_.p.group;
+      const bool real = row.head < a_.p.group && row.i < place_.s.q_len;
       const int head = place_.head_kv * a_.p.group + (real ? row.head : 0);
       const TermRow terms = term_row<T>(a_.p, place_.s, place_.b, head, real ? row.i : 0);
 #pragma unroll
@@ -220,7 +225,7 @@ class ForwardBlock {
         stage_row(r, inverse);
       }
       if (a_.lse.data != nullptr && lane() % 4 == 0 && row < place_.rows) {
-        const Row which = Row::at(place_.s, place_.row + row);
+        const Row which = place_.span.of(place_.s, row);
         const int head = place_.head_kv * a_.p.group + which.head;
         a_.lse.data[place_.s.batch_at * a_.lse.batch + head * a_.lse.head +
                     (place_.s.q_row + which.i) * a_.lse.row] =
@@ -234,7 +239,7 @@ class ForwardBlock {
   }
 
   __device__ __forceinline__ T* out_row(int row) const {
-    const Row which = Row::at(place_.s, place_.row + row);
+    const Row which = place_.span.of(place_.s, row);
     return static_cast<T*>(a_.out.data) + place_.s.batch_at * a_.out.batch +
            static_cast<int64_t>(place_.head_kv * a_.p.group + which.head) * a_.out.head +
            (place_.s.q_row + which.i) * a_.out.row;
@@ -244,8 +249,8 @@ class ForwardBlock {
   __device__ __forceinline__ void stage_row(int r, float scale) {
 #pragma unroll
     for (int d = 0; d < kOut; ++d) {
-      const uint32_t two = ptx::pack<T>(out_[r / 2][d][r % 2 * 2] * scale,
-                                        out_[r / 2][d][r % 2 * 2 + 1] * scale);
+      const uint32_t two =
+          ptx::pack<T>(out_[r / 2][d][r % 2 * 2] * scale, out_[r / 2][d][r % 2 * 2 + 1] * scale);
       asm volatile("st.shared.b32 [%0], %1;" ::"r"(s_q_ + TileOut::offset(row_in_tile(r), d) +
                                                    lane() % 4 * 4),
                    "r"(two)

@@ -1,6 +1,6 @@
-// Weights of zero must not meet NaN or Inf in a product. Tiles of which some key is hidden from some
-// row are therefore freed of them in shared memory, and what was hidden is added at the end to the
-// outputs that do see it. Both are rare: finite tiles pay one look.
+// Weights of zero must not meet NaN or Inf in a product. Tiles of which some key is hidden from
+// some row are therefore freed of them in shared memory, and what was hidden is added at the end to
+// the outputs that do see it. Both are rare: finite tiles pay one look.
 #pragma once
 
 #include "backend/cuda/portable/terms.cuh"
@@ -25,8 +25,8 @@ __device__ __forceinline__ bool hide_nonfinite(uint32_t shared) {
       here |= clean[y] != w[y];
     }
     if (here) {
-      asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(clean[0]),
-                   "r"(clean[1]), "r"(clean[2]), "r"(clean[3])
+      asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(clean[0]), "r"(clean[1]),
+                   "r"(clean[2]), "r"(clean[3])
                    : "memory");
       found = true;
     }
