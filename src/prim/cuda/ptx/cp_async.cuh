@@ -1,4 +1,4 @@
-// cp.async: 16 bytes from global to shared memory, without passing through registers.
+// cp.async: 16 or 4 bytes from global to shared memory, without passing through registers.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,12 @@ namespace fovea::ptx {
 __device__ __forceinline__ void cp_async_16(uint32_t shared, const void* global, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
                "r"(bytes)
+               : "memory");
+}
+
+// 4 bytes, or zeros with `bytes` 0.
+__device__ __forceinline__ void cp_async_4(uint32_t shared, const void* global, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(bytes)
                : "memory");
 }
 

@@ -16,7 +16,8 @@ struct BackwardConfig {
   bool split;      // dK and dV in launches of their own: their sums together exceed the registers
   int row_warps;   // dQ: warps of a block, 16 * row_m_tiles rows each
   int row_m_tiles;
-  int row_tile_kv;  // dQ: keys of a stage
+  int row_tile_kv;             // dQ: keys of a stage
+  int key_blocks, row_blocks;  // of an SM, at least: what the registers are bounded by
   int chunk;  // rows or keys whose scores are in registers at once: independent sums hide latency
   Terms terms;
 
@@ -38,15 +39,16 @@ struct BackwardConfig {
 };
 
 constexpr BackwardConfig backward_config(int element_bytes, int dim_qk, int dim_v, Terms terms) {
-  BackwardConfig c{dim_qk, dim_v, element_bytes, 4, 2, 64, false, 4, 2, 64, 32, terms};
+  BackwardConfig c{dim_qk, dim_v, element_bytes, 4, 2, 64, false, 4, 2, 64, 1, 1, 32, terms};
   if (dim_qk > 64) {
-    c.key_m_tiles = 1;
+    c.key_m_tiles = c.row_m_tiles = 1;
     c.row_tile_kv = 32;
+    c.row_blocks = 3;
   }
   if (dim_qk > 128) {
-    c.row_m_tiles = 1;
     c.key_tile_q = c.row_tile_kv = c.chunk = 16;
     c.split = dim_v > 128 || terms == Terms::kAny;
+    c.row_blocks = 1;
   }
   if (terms == Terms::kAny) {
     c.key_m_tiles = c.row_m_tiles = 1;

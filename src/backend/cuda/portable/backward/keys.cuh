@@ -28,7 +28,8 @@ class KeyBlock {
   __device__ __forceinline__ KeyBlock(const BackwardArguments& a, Place& place,
                                       unsigned char* memory)
       : a_(a), place_(place), stats_(reinterpret_cast<float*>(memory)) {
-    s_k_ = ptx::shared_address(memory) + BackwardConfig::kStages * kTileQ * 2 * 4;
+    s_stats_ = ptx::shared_address(memory);
+    s_k_ = s_stats_ + BackwardConfig::kStages * kTileQ * 2 * 4;
     s_v_ = s_k_ + TileK::kBytes;
     s_q_ = s_v_ + TileV::kBytes;
     s_dout_ = s_q_ + 2 * TileQ::kBytes;
@@ -62,7 +63,11 @@ class KeyBlock {
       __syncthreads();
       if (next < row_tiles) load_rows(1 - stage, next);
       ptx::cp_async_commit();
-      step(stage, tile * kTileQ);
+      if (kAnyTerms || !seen_by_all(tile * kTileQ)) {
+        step<true>(stage, tile * kTileQ);
+      } else {
+        step<false>(stage, tile * kTileQ);
+      }
     }
     ptx::cp_async_wait<0>();
     store(stored);
@@ -125,27 +130,30 @@ class KeyBlock {
     };
     load(TileQ{}, a_.q, s_q_, a_.p.dim_qk, a_.vector_q);
     load(TileDout{}, a_.dout, s_dout_, a_.p.dim_v, a_.vector_dout);
-    float* const stats = stats_ + stage * 2 * kTileQ;
+    const uint32_t stats = s_stats_ + stage * 2 * kTileQ * 4;
     for (int r = threadIdx.x; r < kTileQ; r += kThreads) {
-      RowStats row{kInfinity, 0};
-      if (r < rows) {
-        const Row which = span.of(place_.s, r);
-        const int64_t at =
-            stat_index(a_, place_.s, place_.head_kv * a_.p.group + which.head, which.i);
-        row = {a_.lse2[at], a_.delta[at]};
-      }
-      stats[r] = row.lse2;
-      stats[kTileQ + r] = row.delta;
+      const Row which = span.of(place_.s, r < rows ? r : 0);
+      const int64_t at =
+          stat_index(a_, place_.s, place_.head_kv * a_.p.group + which.head, which.i);
+      const int bytes = r < rows ? 4 : 0;  // rows past the last are masked
+      ptx::cp_async_4(stats + r * 4, a_.lse2 + at, bytes);
+      ptx::cp_async_4(stats + (kTileQ + r) * 4, a_.delta + at, bytes);
     }
   }
 
+  // Whether every row of a tile sees every key of the block.
+  __device__ __forceinline__ bool seen_by_all(int row) const {
+    const Sights sights = sights_of(row);
+    const int begin = place_.key_begin, end = begin + kTileKv;
+    return sights.whole &&
+           ((sights.high.begin <= begin && sights.low.end >= end) || sights.low.prefix >= end);
+  }
+
+  // kMasked is known at compile time: what it costs would otherwise be paid by every tile.
+  template <bool kMasked>
   __device__ __forceinline__ void step(int stage, int row) {
-    const Sights span = sights_of(row);
-    const int end = place_.key_begin + kTileKv;
-    const bool all = span.whole && ((span.high.begin <= place_.key_begin && span.low.end >= end) ||
-                                    span.low.prefix >= end);
     bool dirty = false;
-    if (!all || kAnyTerms) {
+    if constexpr (kMasked) {
       dirty = tile::holds_nonfinite<T, TileQ>(s_q_ + stage * TileQ::kBytes, kThreads);
       dirty |= tile::holds_nonfinite<T, TileDout>(s_dout_ + stage * TileDout::kBytes, kThreads);
       dirty = __syncthreads_or(dirty);
@@ -157,7 +165,7 @@ class KeyBlock {
       ptx::Fragment weights[kM][kN], scores[kM][kN];
       tile::dot_rows<T, TileK, TileQ>(weights, s_k_, warp() * kM * 16, s_q, chunk);
       tile::dot_rows<T, TileV, TileDout>(scores, s_v_, warp() * kM * 16, s_dout, chunk);
-      elements(weights, scores, stage, row + chunk, chunk, !all, dirty);
+      elements<kMasked>(weights, scores, stage, row + chunk, chunk, dirty);
       if constexpr (kWantDv)
         tile::add_weighted_rows<T, TileDout>(dv_, weights, s_dout, chunk, dirty);
       if constexpr (kWantDk) tile::add_weighted_rows<T, TileQ>(dk_, scores, s_q, chunk, dirty);
@@ -165,12 +173,13 @@ class KeyBlock {
   }
 
   // From products q . k and dout . v to weights and gradients of scores.
+  template <bool kMasked>
   __device__ __forceinline__ void elements(ptx::Fragment (&weights)[kM][kN],
                                            ptx::Fragment (&scores)[kM][kN], int stage, int row,
-                                           int chunk, bool masked, bool dirty) const {
+                                           int chunk, bool dirty) const {
     const float* const stats = stats_ + stage * 2 * kTileQ + chunk;
     RowSpan span{};
-    if (masked || kAnyTerms) span = RowSpan::at(place_.s, row, kChunk);
+    if constexpr (kMasked) span = RowSpan::at(place_.s, row, kChunk);
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
 #pragma unroll
@@ -181,7 +190,7 @@ class KeyBlock {
         Sight sight{};
         TermRow terms{};
         bool real = true;
-        if (masked || kAnyTerms) {
+        if constexpr (kMasked) {
           which = span.of(place_.s, column);
           real = which.head < a_.p.group;
           sight = sight_of(a_.p, place_.s, which.i);
@@ -197,7 +206,7 @@ class KeyBlock {
             const int key = place_.key_begin + (warp() * kM + m) * 16 + half * 8 + lane() / 4;
             float& w = weights[m][n][2 * half + y];
             float& ds = scores[m][n][2 * half + y];
-            if ((masked || kAnyTerms) && !(real && sight.sees(key))) {
+            if (kMasked && !(real && sight.sees(key))) {
               w = ds = 0;
               continue;
             }
@@ -242,13 +251,13 @@ class KeyBlock {
   const BackwardArguments& a_;
   Place& place_;
   float* const stats_;  // [stage][lse2, delta][kTileQ]
-  uint32_t s_k_, s_v_, s_q_, s_dout_;
+  uint32_t s_stats_, s_k_, s_v_, s_q_, s_dout_;
   ptx::Fragment dk_[kM][kWantDk ? kC.dim_qk / 8 : 1];
   ptx::Fragment dv_[kM][kWantDv ? kC.dim_v / 8 : 1];
 };
 
 template <typename Shape, int kSums>
-__global__ void __launch_bounds__(Shape::kConfig.key_threads(), 1)
+__global__ void __launch_bounds__(Shape::kConfig.key_threads(), Shape::kConfig.key_blocks)
     backward_keys_kernel(const __grid_constant__ BackwardArguments a) {
   extern __shared__ __align__(128) unsigned char memory[];
   __shared__ Place place;

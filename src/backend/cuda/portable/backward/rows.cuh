@@ -57,7 +57,11 @@ class RowBlock {
       const int stage = n % 2, first = keys.tile(n) * kTileKv;
       if (n + 1 < count) load_keys(1 - stage, keys.tile(n + 1) * kTileKv);
       ptx::cp_async_commit();
-      step(stage, first, !keys.seen_by_all(first, first + kTileKv));
+      if (kAnyTerms || !keys.seen_by_all(first, first + kTileKv)) {
+        step<true>(stage, first);
+      } else {
+        step<false>(stage, first);
+      }
     }
     ptx::cp_async_wait<0>();
     store();
@@ -115,10 +119,11 @@ class RowBlock {
     }
   }
 
-  __device__ __forceinline__ void step(int stage, int first, bool masked) {
+  template <bool kMasked>
+  __device__ __forceinline__ void step(int stage, int first) {
     const uint32_t s_k = s_k_ + stage * TileK::kBytes, s_v = s_v_ + stage * TileV::kBytes;
     bool dirty = false;
-    if (masked || kAnyTerms) {
+    if constexpr (kMasked) {
       dirty = __syncthreads_or(tile::holds_nonfinite<T, TileK>(s_k, kThreads));
     }
 #pragma unroll 1
@@ -126,20 +131,20 @@ class RowBlock {
       ptx::Fragment weights[kM][kN], scores[kM][kN];
       tile::dot_rows<T, TileQ, TileK>(weights, s_q_, warp() * kM * 16, s_k, chunk);
       tile::dot_rows<T, TileDout, TileV>(scores, s_dout_, warp() * kM * 16, s_v, chunk);
-      elements(weights, scores, first + chunk, masked);
+      elements<kMasked>(weights, scores, first + chunk);
       tile::add_weighted_rows<T, TileK>(dq_, scores, s_k, chunk, dirty);
     }
   }
 
+  template <bool kMasked>
   __device__ __forceinline__ void elements(ptx::Fragment (&weights)[kM][kN],
-                                           ptx::Fragment (&scores)[kM][kN], int first,
-                                           bool masked) const {
+                                           ptx::Fragment (&scores)[kM][kN], int first) const {
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {
       Row which{};
       Sight sight{};
       TermRow terms{};
-      if (masked || kAnyTerms) {
+      if constexpr (kMasked) {
         which = place_.span.of(place_.s, row_in_tile(r));
         sight = sight_of(a_.p, place_.s, which.i);
       }
@@ -157,7 +162,7 @@ class RowBlock {
         for (int y = 0; y < 2; ++y) {
           const float raw = weights[r / 2][n][r % 2 * 2 + y];
           float& ds = scores[r / 2][n][r % 2 * 2 + y];
-          if ((masked || kAnyTerms) && !(real && sight.sees(key + y))) {
+          if (kMasked && !(real && sight.sees(key + y))) {
             ds = 0;
             continue;
           }
@@ -190,7 +195,7 @@ class RowBlock {
 };
 
 template <typename Shape>
-__global__ void __launch_bounds__(Shape::kConfig.row_threads(), 1)
+__global__ void __launch_bounds__(Shape::kConfig.row_threads(), Shape::kConfig.row_blocks)
     backward_rows_kernel(const __grid_constant__ BackwardArguments a) {
   extern __shared__ __align__(128) unsigned char memory[];
   __shared__ Place place;
