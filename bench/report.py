@@ -33,34 +33,64 @@ def geometric_mean(values):
     return math.exp(sum(math.log(v) for v in values) / len(values))
 
 
+BEST = "best peer"  # of each case: whoever was fastest there
+
+
 def ratios(rows):
     """Time of each peer over fovea's on the same case: {(peer, dtype, pass): [(ratio, row), ...]}."""
     key = lambda row: (row["suite"], row["case"], row["pass"])
-    ours = {key(row): row for row in rows if row["impl"] in ("fovea-cpu", "fovea-cuda")}
-    groups = {}
+    ours, theirs = {}, {}
     for row in rows:
-        own = ours.get(key(row))
-        if row["impl"].startswith("fovea-") or own is None or not row["ms"] or not own["ms"]:
+        if not row["ms"]:
             continue
-        group = (row["impl"], own["dtype"], row["pass"])
-        groups.setdefault(group, []).append((row["ms"] / own["ms"], own))
+        if row["impl"].startswith("fovea-"):
+            ours.setdefault(key(row), row)  # the engine under test comes first, fovea-reference after
+        else:
+            theirs.setdefault(key(row), []).append(row)
+    several = len({row["impl"] for peers in theirs.values() for row in peers}) > 1
+    groups = {}
+    for place, peers in theirs.items():
+        own = ours.get(place)
+        if own is None:
+            continue
+        compared = [(row["impl"], row["ms"]) for row in peers]
+        if several:
+            compared.append((BEST, min(row["ms"] for row in peers)))
+        for impl, ms in compared:
+            groups.setdefault((impl, own["dtype"], own["pass"]), []).append((ms / own["ms"], own))
     return groups
+
+
+def machine_facts(machine):
+    """What was measured, in words: the GPU where there was one, else the CPU."""
+    if machine.get("gpu"):
+        facts = [machine["gpu"]]
+        facts += [f"CUDA {machine['cuda']}"] if machine.get("cuda") else []
+        facts += [f"driver {machine['driver']}"] if machine.get("driver") else []
+        facts += [f"SM at {machine['gpu_sm_mhz']:.0f} MHz"] if machine.get("gpu_sm_mhz") else []
+        if machine.get("gpu_power_limit_w"):
+            facts += [f"power limit {machine['gpu_power_limit_w']:.0f} W"]
+    else:
+        facts = [machine["cpu"], f"{machine['threads']} threads"]
+        facts += [machine["isa"]] if machine.get("isa") else []
+    return facts + ([f"torch {machine['torch']}"] if machine.get("torch") else [])
 
 
 def result_table(path, result):
     rows = result["rows"]
-    machine = result["machine"]
-    facts = [machine["cpu"], f"{machine['threads']} threads"]
-    facts += [machine["isa"]] if machine.get("isa") else []
-    facts += [f"torch {machine['torch']}"] if machine.get("torch") else []
+    suites = sorted({row["suite"] for row in rows if row["suite"]})
+    facts = machine_facts(result["machine"])
     facts += [result["date"][:10], f"commit `{result['commit'][:12]}`"]
     lines = [
-        f"{', '.join(facts)} ([data]({path.relative_to(ROOT).as_posix()}))",
+        f"**{', '.join(suites)}**: " * bool(suites)
+        + f"{', '.join(facts)} ([data]({path.relative_to(ROOT).as_posix()}))",
         "",
         "| peer | dtype | pass | cases | peer time / fovea time, geometric mean | worst case | best TFLOP/s of fovea |",
         "|---|---|---|---|---|---|---|",
     ]
-    for (peer, dtype, name), pairs in sorted(ratios(rows).items()):
+    # The best peer last of all, the forward pass before the backward.
+    order = lambda item: (item[0][0] == BEST, item[0][0], item[0][1], item[0][2] != "fwd")
+    for (peer, dtype, name), pairs in sorted(ratios(rows).items(), key=order):
         values = [value for value, _ in pairs]
         best = max((own["tflops"] or 0) for _, own in pairs)
         lines.append(

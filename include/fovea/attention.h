@@ -132,8 +132,9 @@ struct PartialResult {
 
 // Joins parts over disjoint keys into the result over all of them; the order does not matter beyond
 // rounding. A row with lse = -inf (it saw nothing) adds nothing. out and lse may be one of the
-// parts'. A sink must be counted in one part only.
+// parts'. A sink must be counted in one part only. All tensors are on out's device; on a CUDA
+// device the work is queued on the stream.
 Status merge(const PartialResult* parts, int64_t count, const TensorView& out,
-             const TensorView& lse);
+             const TensorView& lse, Stream stream = {});
 
 }  // namespace fovea

@@ -163,9 +163,10 @@ fovea_status fovea_forward(const fovea_plan* plan, const fovea_forward_tensors* 
 fovea_status fovea_backward(const fovea_plan* plan, const fovea_backward_tensors* tensors,
                             void* workspace, size_t workspace_bytes, void* stream);
 
-/* Joins count partial results over disjoint keys; out and lse may be one of the parts'. */
+/* Joins count partial results over disjoint keys; out and lse may be one of the parts'. All are on
+ * out's device. */
 fovea_status fovea_merge(const fovea_partial_result* parts, int64_t count, const fovea_tensor* out,
-                         const fovea_tensor* lse);
+                         const fovea_tensor* lse, void* stream);
 
 #ifdef __cplusplus
 }

@@ -24,13 +24,14 @@ Status with_workspace(const char* call, const Plan& plan, Pass pass, Device devi
   const size_t bytes = plan.workspace_bytes(pass);
   if (bytes == 0) return run(Workspace{});
   if (device.type == DeviceType::kCuda) {
-    Result<void*> memory = cuda_allocate(device, bytes, stream);
-    if (!memory.ok()) return memory.status();
-    Status done = run(Workspace{*memory, bytes});
-    cuda_free(device, *memory, stream);
-    return done;
-  }
-  if (bytes <= SIZE_MAX - kWorkspaceAlignment) {
+    Result<void*> memory = cuda_allocate(call, device, bytes, stream);
+    if (memory.ok()) {
+      Status done = run(Workspace{*memory, bytes});
+      cuda_free(device, *memory, stream);
+      return done;
+    }
+    if (memory.status().code() != StatusCode::kOutOfMemory) return memory.status();
+  } else if (bytes <= SIZE_MAX - kWorkspaceAlignment) {
     // aligned_alloc takes whole multiples of the alignment.
     const size_t whole = (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment;
     const std::unique_ptr<void, Free> memory(
@@ -38,7 +39,8 @@ Status with_workspace(const char* call, const Plan& plan, Pass pass, Device devi
     if (memory != nullptr) return run(Workspace{memory.get(), bytes});
   }
   return {StatusCode::kOutOfMemory, std::string(call) + ": a workspace of " +
-                                        std::to_string(bytes) + " bytes could not be allocated"};
+                                        std::to_string(bytes) +
+                                        " bytes could not be allocated on " + show(device)};
 }
 
 Result<Plan> find_or_build(const AttentionProblem& problem, Device device,

@@ -247,7 +247,7 @@ fovea_status fovea_backward(const fovea_plan* plan, const fovea_backward_tensors
 }
 
 fovea_status fovea_merge(const fovea_partial_result* parts, int64_t count, const fovea_tensor* out,
-                         const fovea_tensor* lse) {
+                         const fovea_tensor* lse, void* stream) {
   return reported([&]() -> Status {
     if (out == nullptr) return refuse_null("fovea_merge", "out");
     if (lse == nullptr) return refuse_null("fovea_merge", "lse");
@@ -259,6 +259,6 @@ fovea_status fovea_merge(const fovea_partial_result* parts, int64_t count, const
     for (int64_t n = 0; n < count; ++n) {
       views.push_back({fovea::view_of(parts[n].out), fovea::view_of(parts[n].lse)});
     }
-    return fovea::merge(views.data(), count, fovea::view_of(*out), fovea::view_of(*lse));
+    return fovea::merge(views.data(), count, fovea::view_of(*out), fovea::view_of(*lse), {stream});
   });
 }

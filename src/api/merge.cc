@@ -1,5 +1,7 @@
 // Joins partial results over disjoint keys: each part weighs as much as its share of the softmax
 // denominator, which its lse gives.
+#include "backend/cuda/merge.h"
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -8,6 +10,7 @@
 
 #include "api/check_tensor.h"
 #include "api/guard.h"
+#include "backend/cuda/device.h"
 #include "base/half.h"
 #include "base/refusal.h"
 
@@ -120,6 +123,7 @@ MergeRules rules_from(const TensorView& out) {
   r.call = kCall;
   r.argument = "out";
   r.origin = "out";
+  r.device = out.device;
   r.dtypes = {out.dtype, out.dtype};
   rules.lse = r;
   const DType wide = out.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
@@ -158,11 +162,12 @@ Status check_out_itself(const TensorView& out) {
     case DType::kF64: break;
     default: return refuse(kCall, "out.dtype", show(out.dtype), must("be f32, f16, bf16 or f64"));
   }
-  if (out.device.type == DeviceType::kCuda) {
-    return unsupported(kCall, "nothing here merges on " + show(out.device),
-                       {{"cuda", {"this library was built without CUDA"}}});
+  switch (out.device.type) {
+    case DeviceType::kCpu: return {};
+    case DeviceType::kCuda:
+      return check_cuda_device(out.device, {kCall, "out.device", "nothing here merges on "});
   }
-  return {};
+  return refuse(kCall, "out.device", show(out.device), must("be cpu or cuda"));
 }
 
 // A tensor that is written may be a part's own, element for element, and overlap nothing else.
@@ -228,10 +233,11 @@ void merge_as(const PartialResult* parts, int64_t count, const TensorView& out,
 }  // namespace
 
 Status merge(const PartialResult* parts, int64_t count, const TensorView& out,
-             const TensorView& lse) {
+             const TensorView& lse, Stream stream) {
   return guarded<Status>([&]() -> Status {
     if (Status s = check_merge(parts, count, out, lse); !s.ok()) return s;
     if (!has_elements(lse)) return {};  // no rows
+    if (out.device.type == DeviceType::kCuda) return cuda_merge(parts, count, out, lse, stream);
     switch (out.dtype) {
       case DType::kF64: merge_as<double, double>(parts, count, out, lse); break;
       case DType::kF32: merge_as<float, float>(parts, count, out, lse); break;

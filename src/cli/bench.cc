@@ -1,16 +1,21 @@
-// `fovea bench`: which cases, which peers, then one after the other.
+// `fovea bench`: which device, which cases, which peers, then one after the other.
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <regex>
 
+#include "backend/cuda/device.h"
 #include "cli/bench_case.h"
 #include "cli/commands.h"
 #include "cli/cost.h"
+#include "cli/cuda/contender.h"
+#include "cli/device_name.h"
+#include "cli/peer_choice.h"
 #include "cli/progress.h"
 #include "cli/suite.h"
 #include "cli/summary.h"
+#include "cli/table.h"
 #include "harness/accuracy.h"
 #include "plan/device.h"
 
@@ -19,15 +24,48 @@ namespace {
 
 constexpr TimingSettings kFull{.min_seconds = 0.3, .min_rounds = 5, .max_rounds = 100};
 constexpr TimingSettings kQuick{.min_seconds = 0.1, .min_rounds = 3, .max_rounds = 20};
+// A GPU answers within tens of milliseconds to the power it draws: shorter samples would show the
+// clock it starts with.
+constexpr TimingSettings kGpuFull{.min_seconds = 0.2,
+                                  .min_rounds = 5,
+                                  .max_rounds = 100,
+                                  .sample_seconds = 0.02,
+                                  .pause_seconds = 0};
+constexpr TimingSettings kGpuQuick{.min_seconds = 0.06,
+                                   .min_rounds = 3,
+                                   .max_rounds = 20,
+                                   .sample_seconds = 0.02,
+                                   .pause_seconds = 0};
+constexpr double kCpuRate = 1e11;  // operations a second, very roughly
+constexpr double kGpuRate = 1e14;
 constexpr double kBusyLoad = 0.7;  // of the last minute; an idle machine stays under 0.2
 constexpr double kQuickCheckCost = harness::kDefaultCost / 10;
 
+bool is_gpu(Device device) { return device.type != DeviceType::kCpu; }
+
 int usage_error(const std::string& message) {
-  std::fprintf(stderr, "bench: %s\n", message.c_str());
+  const bool named = message.rfind("bench: ", 0) == 0;
+  std::fprintf(stderr, "%s%s\n", named ? "" : "bench: ", message.c_str());
   return kExitUsage;
 }
 
-Result<std::vector<BenchCase>> cases_of_suites(const BenchOptions& options) {
+// The device that was asked for or the best there is. Refused where it is not to be had.
+Result<DeviceInfo> find_device(const BenchOptions& options) {
+  const Result<Device> device =
+      options.device.empty() ? best_device() : parse_device("bench", options.device);
+  if (!device.ok()) return device.status();
+  Result<DeviceInfo> found = discover(*device, {.backend = {}, .threads = options.threads});
+  if (found.ok() || options.device.empty()) return found;
+  return Status(found.status().code(),
+                "--device is " + options.device + ": " + found.status().message());
+}
+
+std::string default_suite(const BenchOptions& options, Device device) {
+  if (is_gpu(device)) return options.quick ? "gpu-quick" : "gpu-prefill";
+  return options.quick ? "quick" : "cpu";
+}
+
+Result<std::vector<BenchCase>> cases_of_suites(const BenchOptions& options, Device device) {
   std::vector<std::string> names = options.suites;
   const Result<std::string> dir = find_cases_dir(options.cases_dir);
   if (!dir.ok()) return dir.status();
@@ -36,7 +74,7 @@ Result<std::vector<BenchCase>> cases_of_suites(const BenchOptions& options) {
     if (!all.ok()) return all.status();
     names = *all;
   }
-  if (names.empty()) names.emplace_back(options.quick ? "quick" : "cpu");
+  if (names.empty()) names.push_back(default_suite(options, device));
   std::vector<BenchCase> cases;
   for (const std::string& name : names) {
     Result<Suite> suite = load_suite(*dir, name);
@@ -63,10 +101,10 @@ Result<std::vector<BenchCase>> cases_of_options(const BenchOptions& options) {
 
 // Cases by --case and --suite, those that --filter keeps, every one a problem that is right in
 // itself: a wrong one is better refused now than after an hour.
-Result<std::vector<BenchCase>> select_cases(const BenchOptions& options) {
+Result<std::vector<BenchCase>> select_cases(const BenchOptions& options, Device device) {
   Result<std::vector<BenchCase>> all = cases_of_options(options);
   if (all.ok() && (options.cases.empty() || !options.suites.empty())) {
-    Result<std::vector<BenchCase>> more = cases_of_suites(options);
+    Result<std::vector<BenchCase>> more = cases_of_suites(options, device);
     if (!more.ok()) return more.status();
     std::move(more->begin(), more->end(), std::back_inserter(*all));
   }
@@ -88,7 +126,7 @@ Result<std::vector<BenchCase>> select_cases(const BenchOptions& options) {
                                                     std::to_string(all->size()) + " cases");
   }
   for (const BenchCase& c : kept) {
-    const Result<Plan> plan = make_plan(c.one_case.problem, Device::cpu(),
+    const Result<Plan> plan = make_plan(c.one_case.problem, device,
                                         {.backend = options.backend, .threads = options.threads});
     if (!plan.ok() && plan.status().code() == StatusCode::kInvalidArgument) {
       return Status(StatusCode::kInvalidArgument,
@@ -99,51 +137,50 @@ Result<std::vector<BenchCase>> select_cases(const BenchOptions& options) {
 }
 
 // Seconds, very roughly: for the progress bar alone.
-double expected_work(const harness::Case& c, Pass pass, const TimingSettings& timing) {
+double expected_work(const harness::Case& c, Pass pass, const BenchSetup& setup) {
   const AttentionProblem& p = c.problem;
   const double all_pairs = static_cast<double>(p.batch * p.head_q) * static_cast<double>(p.q_len) *
                            static_cast<double>(p.kv_len);
   const double pairs = p.mask.right == 0 && p.q_len == p.kv_len ? all_pairs / 2 : all_pairs;
-  return 1.5 + timing.min_rounds * flops(p, pairs, pass) / 1e11;
+  const double rate = is_gpu(setup.device.device) ? kGpuRate : kCpuRate;
+  return 1.5 + setup.timing.min_rounds * flops(p, pairs, pass) / rate;
 }
 
-double expected_work(const std::vector<BenchCase>& cases, const TimingSettings& timing) {
+double expected_work(const std::vector<BenchCase>& cases, const BenchSetup& setup) {
   double work = 0;
   for (const BenchCase& c : cases) {
-    if (c.one_case.forward) work += expected_work(c.one_case, Pass::kForward, timing);
-    if (c.one_case.backward) work += expected_work(c.one_case, Pass::kBackward, timing);
+    if (c.one_case.forward) work += expected_work(c.one_case, Pass::kForward, setup);
+    if (c.one_case.backward) work += expected_work(c.one_case, Pass::kBackward, setup);
   }
   return work;
 }
 
-// The first peer that is none of ours, or nothing.
-std::string unknown_peer(const std::vector<std::string>& peers) {
-  for (const std::string& peer : peers) {
-    if (peer != "torch" && peer != "reference" && peer != "none") return peer;
-  }
-  return {};
+bool write_json(const std::string& path, const Results& results) {
+  std::ofstream file(path, std::ios::trunc);
+  file << to_json(results).dump(1) << "\n";
+  file.close();
+  return !file.fail();
 }
 
-bool asked_for(const std::vector<std::string>& peers, const char* peer) {
-  return std::find(peers.begin(), peers.end(), peer) != peers.end();
-}
-
-// True when fovea did every case, and did it right.
-bool run_cases(const std::vector<BenchCase>& cases, BenchSetup& setup, Results& results) {
-  Progress progress(expected_work(cases, setup.timing));
+// True when fovea did every case, and did it right. What there is so far is written after each
+// case: a long run that is cut short leaves its rows.
+bool run_cases(const std::vector<BenchCase>& cases, BenchSetup& setup, const std::string& json_path,
+               Results& results) {
+  Progress progress(expected_work(cases, setup));
   bool good = true;
   for (const BenchCase& c : cases) {
     const BenchObserver observer{
         [&](Pass pass) { progress.begin_step(std::string(pass_text(pass)) + " of " + c.text); },
         [&](Pass pass, const std::string& outcome) {
-          progress.end_step(expected_work(c.one_case, pass, setup.timing), outcome);
+          progress.end_step(expected_work(c.one_case, pass, setup), outcome);
         }};
     const Status done = bench_case(c, setup, observer, results.rows, results.skipped);
     if (!done.ok()) {
       good = false;
-      results.skipped.push_back({"fovea", c.text + ": " + done.message()});
+      results.skipped.push_back({"fovea", done.message(), c.text});
       progress.note("skipped " + c.text + ": " + done.message());
     }
+    if (!json_path.empty()) (void)write_json(json_path, results);
   }
   for (const Row& row : results.rows) {
     if (row.impl.rfind("fovea-", 0) == 0 && row.ok == false) good = false;
@@ -151,72 +188,100 @@ bool run_cases(const std::vector<BenchCase>& cases, BenchSetup& setup, Results& 
   return good;
 }
 
+BenchSetup setup_of(const BenchOptions& options, const DeviceInfo& device, int threads) {
+  BenchSetup setup;
+  setup.device = device;
+  setup.backend = options.backend;
+  setup.threads = threads;
+  setup.check = options.check;
+  setup.check_cost = options.quick ? kQuickCheckCost : harness::kDefaultCost;
+  setup.timing = is_gpu(device.device) ? (options.quick ? kGpuQuick : kGpuFull)
+                                       : (options.quick ? kQuick : kFull);
+  if (options.min_time > 0) setup.timing.min_seconds = options.min_time;
+  return setup;
+}
+
+// Starts torch where a peer of it was asked for. Without it the benchmark goes on, and says so.
+std::unique_ptr<TorchPeer> start_torch(BenchSetup& setup, Results& results) {
+  if (setup.torch_backends.empty()) return nullptr;
+  Result<std::unique_ptr<TorchPeer>> started = TorchPeer::start(setup.device.device, setup.threads);
+  if (started.ok()) {
+    setup.torch = started->get();
+    results.torch_version = (*started)->version();
+    return std::move(*started);
+  }
+  const std::string& why = started.status().message();
+  for (const std::string& backend : setup.torch_backends) {
+    results.skipped.push_back({"torch-" + backend, why, ""});
+  }
+  std::fprintf(stderr, "bench: torch is skipped: %s\n", why.c_str());
+  return nullptr;
+}
+
+std::string headline(const Results& r) {
+  std::string text = r.gpu.empty()
+                         ? r.machine.cpu + ", " + std::to_string(r.threads) + " threads, " + r.isa
+                         : r.gpu + ", CUDA " + r.cuda;
+  const GpuState& gpu = r.gpu_state;
+  if (!gpu.driver.empty()) text += ", driver " + gpu.driver;
+  if (gpu.sm_mhz) text += format(", SM at %.0f MHz", *gpu.sm_mhz);
+  if (gpu.power_w) text += format(", drawing %.0f W", *gpu.power_w);
+  if (gpu.power_limit_w) text += format(", limit %.0f W", *gpu.power_limit_w);
+  if (!r.torch_version.empty()) text += ", torch " + r.torch_version;
+  return text;
+}
+
 }  // namespace
 
 int run_bench(const BenchOptions& options) {
-  if (const std::string peer = unknown_peer(options.peers); !peer.empty()) {
-    return usage_error("--peers is " + peer + ", must be torch, reference or none");
-  }
-  const Result<DeviceInfo> device =
-      discover(Device::cpu(), {.backend = {}, .threads = options.threads});
+  const Result<DeviceInfo> device = find_device(options);
   if (!device.ok()) return usage_error(device.status().message());
-  const Result<std::vector<BenchCase>> cases = select_cases(options);
+  const Result<DeviceInfo> host =
+      discover(Device::cpu(), {.backend = {}, .threads = options.threads});
+  if (!host.ok()) return usage_error(host.status().message());
+  const Result<PeerChoice> peers = choose_peers(options.peers, device->device);
+  if (!peers.ok()) return usage_error(peers.status().message());
+  const Result<std::vector<BenchCase>> cases = select_cases(options, device->device);
   if (!cases.ok()) return usage_error(cases.status().message());
   if (options.list) {
-    for (const BenchCase& c : *cases) std::printf("  %-6s %s\n", c.suite.c_str(), c.text.c_str());
+    for (const BenchCase& c : *cases) std::printf("  %-12s %s\n", c.suite.c_str(), c.text.c_str());
     return kExitOk;
   }
-  std::ofstream json_file;
-  if (!options.json_path.empty()) {  // now, not when the work is done
-    json_file.open(options.json_path, std::ios::app);
-    if (!json_file) return usage_error("--json is " + options.json_path + ", cannot write there");
-    json_file.close();
+  // Found out now, not when the work is done.
+  if (!options.json_path.empty() && !std::ofstream(options.json_path, std::ios::app)) {
+    return usage_error("--json is " + options.json_path + ", cannot write there");
   }
 
   Results results;
   results.machine = this_machine();
-  results.threads = device->threads;
-  results.isa = device->isa;
+  results.threads = host->threads;
+  results.isa = host->isa;
   results.commit = source_commit();
   results.date = date_now();
-  BenchSetup setup;
-  setup.backend = options.backend;
-  setup.threads = device->threads;
-  setup.check = options.check;
-  setup.check_cost = options.quick ? kQuickCheckCost : harness::kDefaultCost;
-  setup.reference_peer = asked_for(options.peers, "reference");
-  setup.timing = options.quick ? kQuick : kFull;
-  if (options.min_time > 0) setup.timing.min_seconds = options.min_time;
+  BenchSetup setup = setup_of(options, *device, host->threads);
+  setup.reference_peer = peers->reference;
+  setup.torch_backends = peers->torch;
 
-  if (results.machine.load > kBusyLoad) {
+  GpuWatch watch(is_gpu(device->device) ? cuda_bus_id(device->device) : "");
+  if (is_gpu(device->device)) {
+    results.gpu = device->gpu.name;
+    results.cuda = cuda_version();
+    setup.watch = &watch;
+  } else if (results.machine.load > kBusyLoad) {
     std::fprintf(stderr, "bench: the machine is busy (load %.1f): expect times that scatter\n",
                  results.machine.load);
   }
 
-  std::unique_ptr<TorchPeer> torch;
-  if (asked_for(options.peers, "torch")) {
-    Result<std::unique_ptr<TorchPeer>> started = TorchPeer::start(device->threads);
-    if (started.ok()) {
-      torch = std::move(*started);
-      setup.torch = torch.get();
-      results.torch_version = torch->version();
-    } else {
-      results.skipped.push_back({"torch-cpu", started.status().message()});
-      std::fprintf(stderr, "bench: torch is skipped: %s\n", started.status().message().c_str());
-    }
-  }
-  const bool good = run_cases(*cases, setup, results);
+  std::unique_ptr<TorchPeer> torch = start_torch(setup, results);
+  const bool good = run_cases(*cases, setup, options.json_path, results);
   torch.reset();
+  results.gpu_state = watch.typical();
 
-  std::printf("%s, %d threads, %s%s\n\n%s", results.machine.cpu.c_str(), results.threads,
-              results.isa.c_str(),
-              results.torch_version.empty() ? "" : (", torch " + results.torch_version).c_str(),
-              summary(results).c_str());
+  std::printf("%s\n\n%s", headline(results).c_str(), summary(results).c_str());
   if (!options.json_path.empty()) {
-    json_file.open(options.json_path, std::ios::trunc);
-    json_file << to_json(results).dump(1) << "\n";
-    json_file.close();
-    if (!json_file) return usage_error("--json is " + options.json_path + ", cannot write there");
+    if (!write_json(options.json_path, results)) {
+      return usage_error("--json is " + options.json_path + ", cannot write there");
+    }
     std::printf("\nwrote %s\n", options.json_path.c_str());
   }
   return good ? kExitOk : kExitFailed;

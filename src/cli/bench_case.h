@@ -1,5 +1,5 @@
-// Measures one case: fovea's plan and every peer that takes it, checked against the oracle and then
-// timed side by side.
+// Measures one case on one device: fovea's plan and every peer that takes it, checked against the
+// oracle and then timed side by side.
 #pragma once
 
 #include <functional>
@@ -7,9 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "cli/gpu_state.h"
 #include "cli/peer.h"
 #include "cli/results.h"
 #include "cli/timing.h"
+#include "plan/device.h"
 
 namespace fovea::cli {
 
@@ -20,13 +22,16 @@ struct BenchCase {
 };
 
 struct BenchSetup {
+  DeviceInfo device;
   std::string backend;  // of the subject; empty: the plan's choice
-  int threads = 1;
+  int threads = 1;      // of the CPU
   bool check = true;
   double check_cost = 0;  // multiply-adds the oracle may spend on one check
   bool reference_peer = false;
   TorchPeer* torch = nullptr;  // null: not asked for, or not to be had
+  std::vector<std::string> torch_backends;
   TimingSettings timing;
+  GpuWatch* watch = nullptr;                     // with a GPU
   std::map<DType, std::optional<double>> peaks;  // measured on first use
 };
 

@@ -30,6 +30,7 @@ struct BenchOptions {
   std::vector<std::string> cases;  // case texts; they replace the suite
   std::vector<std::string> suites;
   std::vector<std::string> peers;
+  std::string device;  // empty: the first GPU where there is one, else the CPU
   std::string backend;
   std::string filter;     // a regular expression on "suite case text"
   std::string cases_dir;  // empty: searched for

@@ -1,5 +1,5 @@
 // One implementation of one case, as the benchmark drives it: fovea's own engines and the peers
-// answer the same four questions, so that all are measured by the same hand.
+// answer the same questions, so that all are measured by the same hand.
 #pragma once
 
 #include <cstdint>
@@ -23,15 +23,23 @@ class Contender {
   enum class WarmRun { kNone, kUncounted };
   virtual Result<double> sample(Pass pass, int repeats, WarmRun warm) = 0;
 
+  // How its last samples of a pass were taken: "host" by the host's clock, "graph" by a GPU's
+  // around replays of a graph, "eager" by a GPU's around calls one by one.
+  virtual const char* timing(Pass) const { return "host"; }
+
   // Leaves the pass's outputs in the tensors of the case.
   virtual Status produce(Pass pass) = 0;
   virtual bool gives_lse() const = 0;
+
+  // False where it works on inputs of its own: like the case's, but not to be held to its oracle.
+  virtual bool comparable() const { return true; }
 
   // Beyond inputs and outputs; nothing when it cannot be told.
   virtual std::optional<int64_t> memory_bytes(Pass pass) = 0;
 };
 
-// A plan of this library. The tensors must outlive it; backward reads the out and lse they hold.
+// A plan of this library on the CPU. The tensors must outlive it; backward reads the out and lse
+// they hold.
 class FoveaContender : public Contender {
  public:
   FoveaContender(Plan plan, harness::CaseTensors& tensors, bool backward);

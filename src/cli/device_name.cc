@@ -3,6 +3,7 @@
 
 #include <charconv>
 
+#include "backend/cuda/device.h"
 #include "base/refusal.h"
 
 namespace fovea::cli {
@@ -19,5 +20,7 @@ Result<Device> parse_device(const std::string& command, const std::string& text)
   }
   return refuse(command, "--device", "\"" + text + "\"", must("be cpu, cuda or cuda:N"));
 }
+
+Device best_device() { return cuda_device_count() > 0 ? Device::cuda(0) : Device::cpu(); }
 
 }  // namespace fovea::cli

@@ -93,8 +93,8 @@ void print_text(const Machine& m, const DeviceInfo& device) {
   line("isa", device.isa + " (available: " + joined(cpu_isas()) + "; FOVEA_ISA chooses)");
   const std::vector<GpuInfo> found = gpus();
   if (found.empty()) {
-    line("gpus", has_cuda() ? "none: no CUDA device was found (no GPU, or no driver for it)"
-                            : "none: this build has no CUDA");
+    const std::string why = cuda_absence();
+    line("gpus", "none: " + (why.empty() ? "no device of this machine answers" : why));
   }
   for (size_t n = 0; n < found.size(); ++n) {
     line(n == 0 ? "gpus" : "", "cuda:" + std::to_string(n) + " " + found[n].name +

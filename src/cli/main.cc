@@ -74,22 +74,28 @@ void add_bench(CLI::App& app, BenchOptions& options, bool& no_check, Command& ch
       app.add_subcommand("bench", "Measure speed, checked against the oracle, beside other peers");
   command->add_option("--case", options.cases, "Measure this problem; may be given several times");
   command->add_option("--suite", options.suites,
-                      "Measure this suite of cases; otherwise cpu, or quick with --quick");
+                      "Measure this suite of cases; otherwise cpu or gpu-prefill, by the device, "
+                      "and with --quick quick or gpu-quick");
   command->add_flag("--list", options.list, "List the suites and their cases, measure nothing");
   command->add_option("--filter", options.filter,
                       "Keep the cases whose \"suite case\" text matches this regular expression");
   command
-      ->add_option(
-          "--peers", options.peers,
-          "Measure these too, separated by commas: torch (the default), reference; or none")
+      ->add_option("--peers", options.peers,
+                   "Measure these too, separated by commas: torch (the default); on a GPU that is "
+                   "torch-flash,torch-cudnn,torch-efficient; on the CPU torch-cpu, beside which "
+                   "there is reference; or none")
       ->delimiter(',');
+  command->add_option("--device", options.device,
+                      "Where to measure: cpu, cuda (the first GPU) or cuda:N; otherwise the first "
+                      "GPU if there is one, else the CPU");
   command->add_option("--json", options.json_path, "Write the results to this file");
   command->add_flag("--quick", options.quick, "Fewer samples, and by default fewer cases");
   command
       ->add_option("--threads", options.threads,
                    "CPU threads of fovea and of every peer; otherwise FOVEA_NUM_THREADS, or all")
       ->check(CLI::Range(1, 1024));
-  command->add_option("--backend", options.backend, "Measure this engine: cpu, reference");
+  command->add_option("--backend", options.backend,
+                      "Measure this engine, one that `fovea info` lists for the device");
   command
       ->add_option("--min-time", options.min_time,
                    "Seconds that the samples of one case, pass and peer last together, at least")
@@ -101,11 +107,16 @@ void add_bench(CLI::App& app, BenchOptions& options, bool& no_check, Command& ch
           "Everybody gets the same inputs, bytes for bytes, and the same number of threads. After\n"
           "a warm-up, samples are taken in rounds that go through all peers and back; the table\n"
           "shows the median, the 10th and 90th percentile, and how much longer each peer took.\n"
-          "Caches are not flushed between runs. Torch runs in the Python of FOVEA_PYTHON, else of\n"
-          ".venv, else python3. Exit code 1 when a result of fovea is wrong.\n"
+          "Caches are not flushed between runs. On a GPU every contender runs as replays of a "
+          "CUDA\n"
+          "graph, timed by the GPU's clock; with --no-check, and where the tensors of a case are\n"
+          "larger than 2 GiB, peers there draw their own inputs and are not checked. Torch runs\n"
+          "in the Python of FOVEA_PYTHON, else of .venv, else python3. Exit code 1 when a result\n"
+          "of fovea is wrong.\n"
           "\nExamples:\n"
           "  fovea bench --quick\n"
-          "  fovea bench --suite cpu --peers torch --json cpu.json\n"
+          "  fovea bench --device cpu --suite cpu --json cpu.json\n"
+          "  fovea bench --suite gpu-small --peers torch-flash,torch-cudnn\n"
           "  fovea bench --case \"b=2 hq=16 hkv=4 q=2048 d=128 dtype=bf16 mask=causal ") +
       "pass=fwd,bwd\"\n" + kCaseHelp);
   command->callback([&] {

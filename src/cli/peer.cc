@@ -3,9 +3,15 @@
 
 #include <unistd.h>
 
+#include <array>
 #include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <tuple>
+
+#include "base/refusal.h"
+#include "cli/peer_tensors.h"
+#include "cli/timing.h"
 
 namespace fovea::cli {
 namespace {
@@ -68,51 +74,21 @@ Result<Json> ask(ChildProcess& process, const Json& request, int seconds) {
 
 const char* pass_name(Pass pass) { return pass == Pass::kForward ? "fwd" : "bwd"; }
 
-// Elements from the first to the last that a view reaches: its memory, gaps included.
-int64_t span(const TensorView& t) {
-  int64_t last = 0;
-  for (size_t i = 0; i < static_cast<size_t>(t.rank); ++i) {
-    if (t.sizes[i] == 0) return 0;
-    last += (t.sizes[i] - 1) * t.strides[i];
-  }
-  return last + 1;
-}
-
-Result<Json> write_tensor(const TensorView& t, const fs::path& path) {
-  std::ofstream file(path, std::ios::binary);
-  file.write(static_cast<const char*>(t.data), span(t) * dtype_bytes(t.dtype));
-  file.close();
-  if (!file) return failed("cannot write " + path.string());
-  Json sizes = Json::array(), strides = Json::array();
-  for (size_t i = 0; i < static_cast<size_t>(t.rank); ++i) {
-    sizes.push_back(t.sizes[i]);
-    strides.push_back(t.strides[i]);
-  }
-  return Json{{"file", path.string()},
-              {"dtype", dtype_name(t.dtype)},
-              {"sizes", sizes},
-              {"strides", strides}};
-}
-
-// Fills a [batch, len, head, dim] view of any strides from dense bytes.
-Status read_tensor(const fs::path& path, const TensorView& t) {
-  const int64_t bytes = dtype_bytes(t.dtype);
-  std::ifstream file(path, std::ios::binary);
-  for (int64_t b = 0; b < t.sizes[0]; ++b) {
-    for (int64_t i = 0; i < t.sizes[1]; ++i) {
-      for (int64_t h = 0; h < t.sizes[2]; ++h) {
-        const int64_t at = b * t.strides[0] + i * t.strides[1] + h * t.strides[2];
-        file.read(static_cast<char*>(t.data) + at * bytes, t.sizes[3] * bytes);
-      }
-    }
-  }
-  if (!file) return failed("cannot read " + path.string());
+// What scaled_dot_product_attention has no argument for; empty where it can say the case.
+std::string inexpressible(const harness::Case& c) {
+  const AttentionProblem& p = c.problem;
+  if (p.softcap > 0) return "softcap";
+  if (has(p.features, Feature::kSink)) return "sink";
+  if (has(p.features, Feature::kKeyLengths)) return "key lengths";
+  if (p.layout == Layout::kPacked) return "packed layout";
+  if (p.dropout > 0) return "dropout that fovea would draw alike";
+  if (c.want_dlse) return "gradient of lse";
+  if (c.want_dbias) return "gradient of the bias asked for here";
   return {};
 }
 
 Json describe(const harness::Case& c) {
   const AttentionProblem& p = c.problem;
-  Json scale = p.scale ? Json(*p.scale) : Json();
   return {{"b", p.batch},
           {"hq", p.head_q},
           {"hkv", p.head_kv},
@@ -121,48 +97,53 @@ Json describe(const harness::Case& c) {
           {"left", p.mask.left},
           {"right", p.mask.right},
           {"prefix", p.mask.prefix},
-          {"scale", scale},
+          {"scale", p.scale ? Json(*p.scale) : Json()},
           {"alibi", has(p.features, Feature::kAlibi)},
-          {"inexpressible",
-           {{"softcap", p.softcap > 0},
-            {"sink", has(p.features, Feature::kSink)},
-            {"key lengths", has(p.features, Feature::kKeyLengths)},
-            {"packed layout", p.layout == Layout::kPacked},
-            {"dropout that fovea would draw alike", p.dropout > 0},
-            {"gradient of lse", c.want_dlse},
-            {"gradient of the bias asked for here", c.want_dbias}}}};
+          {"seed", c.seed}};
 }
 
 }  // namespace
 
 class TorchContender : public Contender {
  public:
-  TorchContender(TorchPeer& peer, std::string kernel, harness::CaseTensors& tensors)
-      : peer_(peer), kernel_(std::move(kernel)), tensors_(tensors) {}
+  TorchContender(TorchPeer& peer, std::string backend, std::string kernel)
+      : peer_(peer), backend_(std::move(backend)), kernel_(std::move(kernel)) {}
 
-  std::string impl() const override { return "torch-cpu"; }
+  std::string impl() const override { return "torch-" + backend_; }
   std::string kernel() const override { return kernel_; }
   bool gives_lse() const override { return false; }
+  bool comparable() const override { return peer_.inputs_ == TorchPeer::Inputs::kSame; }
+  const char* timing(Pass pass) const override {
+    if (peer_.device_.type == DeviceType::kCpu) return "host";
+    return eager_[index_of(pass)] ? "eager" : "graph";
+  }
 
   Result<double> sample(Pass pass, int repeats, WarmRun warm) override {
-    const Result<Json> answer = ask(*peer_.process_,
-                                    {{"cmd", "sample"},
-                                     {"pass", pass_name(pass)},
-                                     {"repeats", repeats},
-                                     {"warm", warm == WarmRun::kUncounted}},
-                                    kAnswerSeconds);
+    Json asked = request("sample", pass);
+    double share = 1;
+    if (peer_.device_.type == DeviceType::kCpu) {
+      asked["repeats"] = repeats;
+      asked["warm"] = warm == WarmRun::kUncounted;
+    } else {
+      const ReplayCounts counts = replay_counts(repeats, warm);
+      asked["calls"] = counts.calls;
+      asked["replays"] = counts.replays;
+      asked["uncounted"] = counts.uncounted;
+      share = static_cast<double>(repeats) / counts.runs();
+    }
+    const Result<Json> answer = ask(*peer_.process_, asked, kAnswerSeconds);
     if (!answer.ok()) return answer.status();
-    return answer->at("seconds").get<double>();
+    eager_[index_of(pass)] = answer->value("eager", false);
+    return answer->at("seconds").get<double>() * share;
   }
 
   Status produce(Pass pass) override {
-    const Result<Json> answer =
-        ask(*peer_.process_,
-            {{"cmd", "outputs"}, {"pass", pass_name(pass)}, {"dir", peer_.folder_.string()}},
-            kAnswerSeconds);
+    Json asked = request("outputs", pass);
+    asked["dir"] = peer_.folder_.string();
+    const Result<Json> answer = ask(*peer_.process_, asked, kAnswerSeconds);
     if (!answer.ok()) return answer.status();
-    const BackwardTensors& t = tensors_.backward();
-    if (pass == Pass::kForward) return take("out", tensors_.forward().out);
+    const BackwardTensors& t = peer_.tensors_->backward();
+    if (pass == Pass::kForward) return take("out", peer_.tensors_->forward().out);
     for (const auto& [name, view] : {std::pair("dq", t.dq), {"dk", t.dk}, {"dv", t.dv}}) {
       if (Status done = take(name, view); !done.ok()) return done;
     }
@@ -170,13 +151,18 @@ class TorchContender : public Contender {
   }
 
   std::optional<int64_t> memory_bytes(Pass pass) override {
-    const Result<Json> answer =
-        ask(*peer_.process_, {{"cmd", "memory"}, {"pass", pass_name(pass)}}, kAnswerSeconds);
+    const Result<Json> answer = ask(*peer_.process_, request("memory", pass), kAnswerSeconds);
     if (!answer.ok() || !answer->at("bytes").is_number()) return std::nullopt;
     return answer->at("bytes").get<int64_t>();
   }
 
  private:
+  static size_t index_of(Pass pass) { return pass == Pass::kForward ? 0 : 1; }
+
+  Json request(const char* command, Pass pass) const {
+    return {{"cmd", command}, {"backend", backend_}, {"pass", pass_name(pass)}};
+  }
+
   Status take(const char* name, const TensorView& view) {
     const fs::path path = peer_.folder_ / (std::string(name) + ".bin");
     Status done = read_tensor(path, view);
@@ -186,17 +172,19 @@ class TorchContender : public Contender {
   }
 
   TorchPeer& peer_;
+  std::string backend_;
   std::string kernel_;
-  harness::CaseTensors& tensors_;
+  std::array<bool, 2> eager_{};  // by pass: the last sample was not of a graph
 };
 
-Result<std::unique_ptr<TorchPeer>> TorchPeer::start(int threads) {
+Result<std::unique_ptr<TorchPeer>> TorchPeer::start(Device device, int threads) {
   const Result<std::string> script = find_script();
   if (!script.ok()) return script.status();
   const Result<fs::path> folder = make_folder();
   if (!folder.ok()) return folder.status();
   std::unique_ptr<TorchPeer> peer(new TorchPeer);
   peer->folder_ = *folder;
+  peer->device_ = device;
   const std::string python = python_command();
   const fs::path messages = peer->folder_ / "messages.txt";
   const std::string count = std::to_string(threads);
@@ -206,7 +194,8 @@ Result<std::unique_ptr<TorchPeer>> TorchPeer::start(int threads) {
   if (!process.ok()) return failed(process.status().message());
   peer->process_ = std::make_unique<ChildProcess>(std::move(*process));
   const Result<Json> hello =
-      ask(*peer->process_, {{"cmd", "hello"}, {"threads", threads}}, kStartSeconds);
+      ask(*peer->process_, {{"cmd", "hello"}, {"threads", threads}, {"device", show(device)}},
+          kStartSeconds);
   if (!hello.ok()) {
     const std::string said = last_line(messages);
     return failed(hello.status().message() + " (" + python + (said.empty() ? "" : ": " + said) +
@@ -222,29 +211,48 @@ TorchPeer::~TorchPeer() {
   if (!folder_.empty()) fs::remove_all(folder_, ignored);
 }
 
-Result<std::unique_ptr<Contender>> TorchPeer::open(const harness::Case& c,
-                                                   harness::CaseTensors& tensors) {
+Status TorchPeer::load(const harness::Case& c, harness::CaseTensors& tensors, Inputs inputs) {
+  if (const std::string feature = inexpressible(c); !feature.empty()) {
+    return failed("scaled_dot_product_attention has no " + feature);
+  }
+  tensors_ = &tensors;
+  inputs_ = inputs;
   const AttentionInputs& in = tensors.forward();
-  Json files = Json::object();
-  std::vector<std::pair<const char*, TensorView>> given = {
-      {"q", in.q},       {"k", in.k},       {"v", in.v},
-      {"bias", in.bias}, {"mask", in.mask}, {"alibi_slopes", in.alibi_slopes}};
-  if (c.backward) given.emplace_back("dout", tensors.backward().dout);
-  for (const auto& [name, view] : given) {
+  // Those that may be drawn there, by their distribution, and one that is computed and small.
+  std::vector<std::tuple<const char*, TensorView, const char*>> given = {
+      {"q", in.q, "normal"},     {"k", in.k, "normal"},
+      {"v", in.v, "normal"},     {"bias", in.bias, "normal"},
+      {"mask", in.mask, "mask"}, {"alibi_slopes", in.alibi_slopes, nullptr}};
+  if (c.backward) given.emplace_back("dout", tensors.backward().dout, "normal");
+  Json sent = Json::object();
+  for (const auto& [name, view, distribution] : given) {
     if (!view.given()) continue;
-    const Result<Json> file = write_tensor(view, folder_ / (std::string(name) + ".bin"));
+    if (inputs == Inputs::kOwn && distribution != nullptr) {
+      sent[name] = describe_tensor(view);
+      sent[name]["draw"] = distribution;
+      continue;
+    }
+    Result<Json> file = write_tensor(view, folder_ / (std::string(name) + ".bin"));
     if (!file.ok()) return file.status();
-    files[name] = *file;
+    sent[name] = std::move(*file);
   }
   const Result<Json> answer =
-      ask(*process_, {{"cmd", "open"}, {"case", describe(c)}, {"tensors", files}}, kAnswerSeconds);
-  for (const auto& item : files.items()) {
+      ask(*process_, {{"cmd", "load"}, {"case", describe(c)}, {"tensors", sent}}, kAnswerSeconds);
+  for (const auto& item : sent.items()) {
     std::error_code ignored;
-    fs::remove(item.value().at("file").get<std::string>(), ignored);
+    if (item.value().contains("file")) {
+      fs::remove(item.value().at("file").get<std::string>(), ignored);
+    }
   }
+  return answer.status();
+}
+
+Result<std::unique_ptr<Contender>> TorchPeer::open(const std::string& backend) {
+  const Result<Json> answer =
+      ask(*process_, {{"cmd", "open"}, {"backend", backend}}, kAnswerSeconds);
   if (!answer.ok()) return answer.status();
   return std::unique_ptr<Contender>(
-      std::make_unique<TorchContender>(*this, answer->value("kernel", "sdpa"), tensors));
+      std::make_unique<TorchContender>(*this, backend, answer->value("kernel", "sdpa")));
 }
 
 }  // namespace fovea::cli

@@ -17,12 +17,26 @@ Json or_null(const std::optional<T>& value) {
 Json or_null(const std::string& text) { return text.empty() ? Json() : Json(text); }
 
 Json to_json(const Machine& m, const Results& r) {
-  return {{"cpu", m.cpu},           {"architecture", m.architecture},
-          {"cores", m.cores},       {"threads_available", m.threads},
-          {"threads", r.threads},   {"isa", or_null(r.isa)},
-          {"mhz", or_null(m.mhz)},  {"memory_bytes", m.memory_bytes},
-          {"load", m.load},         {"os", m.os},
-          {"compiler", m.compiler}, {"torch", or_null(r.torch_version)}};
+  const GpuState& gpu = r.gpu_state;
+  return {{"cpu", m.cpu},
+          {"architecture", m.architecture},
+          {"cores", m.cores},
+          {"threads_available", m.threads},
+          {"threads", r.threads},
+          {"isa", or_null(r.isa)},
+          {"mhz", or_null(m.mhz)},
+          {"memory_bytes", m.memory_bytes},
+          {"load", m.load},
+          {"os", m.os},
+          {"compiler", m.compiler},
+          {"torch", or_null(r.torch_version)},
+          {"gpu", or_null(r.gpu)},
+          {"driver", or_null(gpu.driver)},
+          {"cuda", or_null(r.cuda)},
+          {"gpu_sm_mhz", or_null(gpu.sm_mhz)},
+          {"gpu_memory_mhz", or_null(gpu.memory_mhz)},
+          {"gpu_power_limit_w", or_null(gpu.power_limit_w)},
+          {"gpu_power_w", or_null(gpu.power_w)}};
 }
 
 Json to_json(const Row& row) {
@@ -41,6 +55,7 @@ Json to_json(const Row& row) {
           {"d", p.dim_qk},
           {"dv", p.dim_v},
           {"mask", mask_text(p.mask)},
+          {"timing", row.timing},
           {"ms", row.ms},
           {"ms_p10", row.ms_p10},
           {"ms_p90", row.ms_p90},
@@ -76,7 +91,10 @@ std::string heads_text(const AttentionProblem& problem) {
 nlohmann::ordered_json to_json(const Results& results) {
   Json rows = Json::array(), skipped = Json::array();
   for (const Row& row : results.rows) rows.push_back(to_json(row));
-  for (const Skipped& s : results.skipped) skipped.push_back({{"impl", s.impl}, {"why", s.why}});
+  for (const Skipped& s : results.skipped) {
+    const std::string place = s.case_text.empty() ? "" : s.case_text + ": ";
+    skipped.push_back({{"impl", s.impl}, {"why", place + s.why}});
+  }
   return {{"machine", to_json(results.machine, results)},
           {"commit", results.commit},
           {"date", results.date},

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/gpu_state.h"
 #include "cli/machine.h"
 #include "fovea/plan.h"
 #include "harness/case.h"
@@ -21,12 +22,13 @@ struct Row {
   Pass pass = Pass::kForward;
   std::string impl;
   std::string kernel;
-  double ms = 0;  // median
+  std::string timing;  // by which clock: "host", "graph" or "eager" (contender.h)
+  double ms = 0;       // median
   double ms_p10 = 0;
   double ms_p90 = 0;
   double tflops = 0;
   double gbps = 0;                      // minimal bytes over time
-  std::optional<double> peak_fraction;  // of the measured peak for the dtype
+  std::optional<double> peak_fraction;  // of the CPU's measured, or the GPU's stated peak
   std::optional<double> max_err;        // of the output nearest its bound, or furthest past it
   std::optional<double> err_bound;
   std::optional<int64_t> mem_bytes;
@@ -37,12 +39,16 @@ struct Row {
 struct Skipped {
   std::string impl;
   std::string why;
+  std::string case_text;  // empty: all of them
 };
 
 struct Results {
   Machine machine;
   int threads = 0;
   std::string isa;
+  std::string gpu;            // "NVIDIA H200"; empty: the CPU was measured
+  std::string cuda;           // runtime version, with a GPU
+  GpuState gpu_state;         // while it was measured
   std::string torch_version;  // empty: torch took no part
   std::string commit;
   std::string date;

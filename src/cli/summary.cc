@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "cli/table.h"
@@ -78,14 +79,26 @@ std::string dims_text(const AttentionProblem& p) {
   return std::to_string(p.dim_qk) + "/" + std::to_string(p.dim_v);
 }
 
-std::string lines_table(const std::vector<Line>& lines, const std::vector<std::string>& peers) {
+std::string peer_ms(const Row& row) {
+  return format_ms(row.ms) + (row.timing == "eager" ? " eager" : "") +
+         (row.ok == false ? " WRONG" : "");
+}
+
+// Rates in the unit that suits the device.
+struct RateUnit {
+  const char* name;
+  double per_tflops;
+};
+
+std::string lines_table(const std::vector<Line>& lines, const std::vector<std::string>& peers,
+                        const RateUnit& unit) {
   Table table;
   table.add_column("dtype", Align::kLeft);
   table.add_column("pass", Align::kLeft);
   for (const char* title : {"b", "heads", "q", "kv", "d"}) table.add_column(title, Align::kRight);
   table.add_column("mask", Align::kLeft);
   table.add_column("kernel", Align::kLeft);
-  for (const char* title : {"ms", "p10", "p90", "GFLOP/s", "GB/s", "peak", "err/bound"}) {
+  for (const char* title : {"ms", "p10", "p90", unit.name, "GB/s", "peak", "err/bound"}) {
     table.add_column(title, Align::kRight);
   }
   for (const std::string& peer : peers) {
@@ -108,7 +121,7 @@ std::string lines_table(const std::vector<Line>& lines, const std::vector<std::s
         format_ms(row.ms),
         format_ms(row.ms_p10),
         format_ms(row.ms_p90),
-        format("%.1f", 1e3 * row.tflops),
+        format("%.1f", unit.per_tflops * row.tflops),
         format("%.1f", row.gbps),
         row.peak_fraction ? format("%.0f %%", 100 * *row.peak_fraction) : "-",
         verdict_text(row)};
@@ -117,7 +130,7 @@ std::string lines_table(const std::vector<Line>& lines, const std::vector<std::s
       if (at == line.peers.end()) {
         cells.insert(cells.end(), {"-", "-"});
       } else {
-        cells.push_back(format_ms(at->second->ms) + (at->second->ok == false ? " WRONG" : ""));
+        cells.push_back(peer_ms(*at->second));
         cells.push_back(format("%.2f", at->second->ms / row.ms));
       }
     }
@@ -126,7 +139,23 @@ std::string lines_table(const std::vector<Line>& lines, const std::vector<std::s
   return table.text();
 }
 
-std::string means_table(const std::vector<Line>& lines, const std::vector<std::string>& peers) {
+// The peer's time on a line; nothing where it did not run. kBestPeer is whoever was fastest there.
+constexpr const char* kBestPeer = "best peer";
+std::optional<double> time_of(const std::string& peer, const Line& line) {
+  std::optional<double> ms;
+  for (const auto& [name, row] : line.peers) {
+    // fovea's own engines stand in the table; the peer to lead is another library's.
+    const bool meant = peer == kBestPeer ? name.rfind("fovea-", 0) != 0 : name == peer;
+    if (meant && (!ms || row->ms < *ms)) ms = row->ms;
+  }
+  return ms;
+}
+
+std::string means_table(const std::vector<Line>& lines, std::vector<std::string> peers) {
+  const auto others = std::count_if(peers.begin(), peers.end(), [](const std::string& name) {
+    return name.rfind("fovea-", 0) != 0;
+  });
+  if (others > 1) peers.emplace_back(kBestPeer);
   Table table;
   table.add_column("peer", Align::kLeft);
   table.add_column("dtype", Align::kLeft);
@@ -138,11 +167,10 @@ std::string means_table(const std::vector<Line>& lines, const std::vector<std::s
   for (const std::string& peer : peers) {
     std::map<std::pair<std::string, Pass>, std::vector<std::pair<double, const Row*>>> groups;
     for (const Line& line : lines) {
-      const auto at = line.peers.find(peer);
-      if (at == line.peers.end()) continue;
+      const std::optional<double> ms = time_of(peer, line);
+      if (!ms) continue;
       const Row& row = *line.subject;
-      groups[{dtype_name(row.one_case.problem.dtype), row.pass}].emplace_back(
-          at->second->ms / row.ms, &row);
+      groups[{dtype_name(row.one_case.problem.dtype), row.pass}].emplace_back(*ms / row.ms, &row);
     }
     for (const auto& [group, ratios] : groups) {
       std::vector<double> values;
@@ -156,19 +184,41 @@ std::string means_table(const std::vector<Line>& lines, const std::vector<std::s
   return table.text();
 }
 
+// A line for each reason that an implementation gave, with the case or how many there were.
+std::string skipped_lines(const std::vector<Skipped>& skipped) {
+  std::vector<std::pair<Skipped, int>> reasons;  // the first of its kind, and their number
+  for (const Skipped& s : skipped) {
+    const auto same = std::find_if(reasons.begin(), reasons.end(), [&](const auto& reason) {
+      return reason.first.impl == s.impl && reason.first.why == s.why;
+    });
+    if (same == reasons.end()) {
+      reasons.emplace_back(s, 1);
+    } else {
+      ++same->second;
+    }
+  }
+  std::string text;
+  for (const auto& [s, count] : reasons) {
+    text += "  " + s.impl + ": ";
+    if (count > 1) text += std::to_string(count) + " cases, first ";
+    text += (s.case_text.empty() ? "" : s.case_text + ": ") + s.why + "\n";
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string summary(const Results& results) {
   const std::vector<Line> lines = lines_of(results.rows);
   const std::vector<std::string> peers = peers_of(lines);
   std::string text;
-  if (!lines.empty()) text += lines_table(lines, peers);
+  const RateUnit unit = results.gpu.empty() ? RateUnit{"GFLOP/s", 1e3} : RateUnit{"TFLOP/s", 1};
+  if (!lines.empty()) text += lines_table(lines, peers, unit);
   if (!peers.empty()) {
     text += "\nTime of the peer over fovea's (above 1, fovea is faster)\n";
     text += means_table(lines, peers);
   }
-  if (!results.skipped.empty()) text += "\nSkipped\n";
-  for (const Skipped& s : results.skipped) text += "  " + s.impl + ": " + s.why + "\n";
+  if (!results.skipped.empty()) text += "\nSkipped\n" + skipped_lines(results.skipped);
   return text;
 }
 

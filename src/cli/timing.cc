@@ -9,12 +9,10 @@
 namespace fovea::cli {
 namespace {
 
-constexpr double kSampleSeconds = 2e-3;     // shortest sample: far above the clock's own cost
 constexpr double kWarmBelowSeconds = 0.05;  // a run this long warms its caches as it goes
-
-// Idle threads of the contender before may spin for a few milliseconds before they sleep (OpenMP's
-// do); they must not take a core from the next.
-constexpr auto kPause = std::chrono::milliseconds(5);
+constexpr int kMostCalls = 20;      // in one graph: launching it costs far less than running
+constexpr int kFewestReplays = 10;  // of one graph, where a sample has that many runs
+constexpr int kUncountedShare = 4;  // a replay before the clock starts for so many after
 
 struct Track {
   Contender* contender = nullptr;
@@ -25,23 +23,30 @@ struct Track {
   std::string failure;
 };
 
-void warm_up(Track& track, Pass pass) {
-  std::this_thread::sleep_for(kPause);
-  for (int i = 0; i < 2; ++i) {
-    const Result<double> seconds = track.contender->sample(pass, 1, Contender::WarmRun::kNone);
+void pause(const TimingSettings& settings) {
+  std::this_thread::sleep_for(std::chrono::duration<double>(settings.pause_seconds));
+}
+
+// Two single runs, then as many as those say a sample takes: alone, a short run takes longer.
+void warm_up(Track& track, Pass pass, const TimingSettings& settings) {
+  pause(settings);
+  for (int i = 0; i < 3; ++i) {
+    if (i == 2) track.repeats = repeats_for(track.run_seconds, settings.sample_seconds);
+    if (i == 2 && track.repeats == 1) return;
+    const Result<double> seconds =
+        track.contender->sample(pass, track.repeats, Contender::WarmRun::kNone);
     if (!seconds.ok()) {
       track.failure = seconds.status().message();
       return;
     }
-    track.run_seconds = *seconds;
+    track.run_seconds = *seconds / track.repeats;
     if (*seconds > 1) break;  // long enough to be past its first-run costs
   }
-  track.repeats = static_cast<int>(
-      std::clamp(std::ceil(kSampleSeconds / std::max(track.run_seconds, 1e-9)), 1.0, 1e6));
+  track.repeats = repeats_for(track.run_seconds, settings.sample_seconds);
 }
 
-void take_sample(Track& track, Pass pass) {
-  std::this_thread::sleep_for(kPause);
+void take_sample(Track& track, Pass pass, const TimingSettings& settings) {
+  pause(settings);
   const auto warm = track.run_seconds < kWarmBelowSeconds ? Contender::WarmRun::kUncounted
                                                           : Contender::WarmRun::kNone;
   const Result<double> seconds = track.contender->sample(pass, track.repeats, warm);
@@ -71,7 +76,7 @@ std::vector<Timing> measure(const std::vector<Contender*>& contenders, Pass pass
   std::vector<Track> tracks;
   for (Contender* contender : contenders) {
     tracks.emplace_back().contender = contender;
-    warm_up(tracks.back(), pass);
+    warm_up(tracks.back(), pass, settings);
   }
   for (int round = 0; round < settings.max_rounds; ++round) {
     bool enough = round >= settings.min_rounds;
@@ -81,12 +86,27 @@ std::vector<Timing> measure(const std::vector<Contender*>& contenders, Pass pass
     if (enough) break;
     for (size_t i = 0; i < tracks.size(); ++i) {
       Track& track = tracks[round % 2 == 0 ? i : tracks.size() - 1 - i];
-      if (track.failure.empty()) take_sample(track, pass);
+      if (track.failure.empty()) take_sample(track, pass, settings);
     }
   }
   std::vector<Timing> timings;
   for (Track& track : tracks) timings.push_back(summary(track));
   return timings;
+}
+
+int repeats_for(double run_seconds, double sample_seconds) {
+  return static_cast<int>(
+      std::clamp(std::ceil(sample_seconds / std::max(run_seconds, 1e-9)), 1.0, 1e6));
+}
+
+ReplayCounts replay_counts(int repeats, Contender::WarmRun warm) {
+  ReplayCounts counts;
+  counts.calls = std::clamp(repeats / kFewestReplays, 1, kMostCalls);
+  counts.replays = (repeats + counts.calls - 1) / counts.calls;
+  if (warm == Contender::WarmRun::kUncounted) {
+    counts.uncounted = (counts.replays + kUncountedShare - 1) / kUncountedShare;
+  }
+  return counts;
 }
 
 double quantile(const std::vector<double>& sorted, double fraction) {

@@ -2,9 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 
 #include "program.h"
 
@@ -23,18 +26,17 @@ std::set<std::string> keys_of(const Json& object) {
   return keys;
 }
 
-const std::set<std::string> kRowKeys = {"suite",   "case",      "impl",      "kernel",
-                                        "pass",    "dtype",     "b",         "hq",
-                                        "hkv",     "q",         "kv",        "d",
-                                        "dv",      "mask",      "ms",        "ms_p10",
-                                        "ms_p90",  "tflops",    "gbps",      "peak_fraction",
-                                        "max_err", "err_bound", "mem_bytes", "ok"};
+const std::set<std::string> kRowKeys = {
+    "suite",     "case",      "impl",   "kernel",       "pass",   "dtype", "b",
+    "hq",        "hkv",       "q",      "kv",           "d",      "dv",    "mask",
+    "timing",    "ms",        "ms_p10", "ms_p90",       "tflops", "gbps",  "max_err",
+    "err_bound", "mem_bytes", "ok",     "peak_fraction"};
 
 TEST(BenchJson, HasEveryKeyAndNumbersThatAgree) {
   const ScratchFolder folder;
   const std::string path = folder.path("result.json");
   const Ran ran =
-      fovea("bench --quick --min-time 0.01 --peers none --json " + path +
+      fovea("bench --device cpu --quick --min-time 0.01 --peers none --json " + path +
             " --case 'b=2 hq=4 hkv=2 q=5 kv=7 d=16 dv=24 mask=causal pass=fwd,bwd dtype=f32'");
   ASSERT_EQ(ran.code, 0) << ran.out << ran.errors;
   const Json result = Json::parse(read_file(path));
@@ -43,6 +45,10 @@ TEST(BenchJson, HasEveryKeyAndNumbersThatAgree) {
   for (const char* key :
        {"cpu", "cores", "threads", "isa", "mhz", "memory_bytes", "os", "compiler", "torch"}) {
     EXPECT_TRUE(result.at("machine").contains(key)) << key;
+  }
+  for (const char* key : {"gpu", "driver", "cuda", "gpu_sm_mhz", "gpu_memory_mhz",
+                          "gpu_power_limit_w", "gpu_power_w"}) {
+    EXPECT_TRUE(result.at("machine").at(key).is_null()) << key << ": the CPU was measured";
   }
   EXPECT_TRUE(result.at("skipped").empty()) << result.at("skipped");
   ASSERT_EQ(result.at("rows").size(), 2u);
@@ -53,6 +59,7 @@ TEST(BenchJson, HasEveryKeyAndNumbersThatAgree) {
     const bool forward = row.at("pass") == "fwd";
     EXPECT_EQ(row.at("impl").get<std::string>().rfind("fovea-", 0), 0u) << row;
     EXPECT_EQ(row.at("mask"), "causal");
+    EXPECT_EQ(row.at("timing"), "host");
     EXPECT_EQ(row.at("hkv"), 2);
     EXPECT_EQ(row.at("dv"), 24);
     const double ms = row.at("ms");
@@ -75,8 +82,9 @@ TEST(BenchJson, HasEveryKeyAndNumbersThatAgree) {
 TEST(BenchJson, SaysNothingOfAccuracyItDidNotMeasure) {
   const ScratchFolder folder;
   const std::string path = folder.path("result.json");
-  const Ran ran = fovea("bench --quick --min-time 0.01 --no-check --peers none --json " + path +
-                        " --case 'q=5 d=16'");
+  const Ran ran =
+      fovea("bench --device cpu --quick --min-time 0.01 --no-check --peers none --json " + path +
+            " --case 'q=5 d=16'");
   ASSERT_EQ(ran.code, 0) << ran.errors;
   const Json row = Json::parse(read_file(path)).at("rows").at(0);
   for (const char* key : {"max_err", "err_bound", "ok"}) EXPECT_TRUE(row.at(key).is_null()) << key;
@@ -93,6 +101,38 @@ TEST(BenchSuite, CpuHoldsTheCasesOfTheBar) {
   EXPECT_EQ(lines.size(), 73u) << "every case once, and the suite's own line";
   const Ran decode = fovea("bench --list --suite cpu --filter 'kv=8192'");
   EXPECT_EQ(std::count(decode.out.begin(), decode.out.end(), '\n'), 1 + 8) << decode.out;
+}
+
+// Listing reads every suite, and a suite that cannot be read is refused: so all of them parse.
+TEST(BenchSuite, ListNamesThemAllWithoutMeasuring) {
+  const Ran ran = fovea("bench --list");
+  ASSERT_EQ(ran.code, 0) << ran.errors;
+  for (const char* line : {"\nquick: ", "\ngpu-quick: ", "\ngpu-prefill: 24 cases",
+                           "\ngpu-small: 24 cases", "\ngpu-features: 12 cases"}) {
+    EXPECT_TRUE(contains("\n" + ran.out, line)) << line << "\n" << ran.out;
+  }
+}
+
+// 16k tokens, 2048 wide, whatever the sequence length.
+TEST(BenchSuite, GpuPrefillKeepsItsSize) {
+  const Ran ran = fovea("bench --list --suite gpu-prefill");
+  ASSERT_EQ(ran.code, 0) << ran.errors;
+  std::stringstream text(ran.out);
+  std::string line;
+  std::getline(text, line);  // the suite's own
+  while (std::getline(text, line)) {
+    std::map<std::string, long> sizes;
+    std::stringstream words(line);
+    for (std::string word; words >> word;) {
+      const size_t equals = word.find('=');
+      if (equals != std::string::npos) {
+        sizes[word.substr(0, equals)] = std::atol(word.c_str() + equals + 1);
+      }
+    }
+    EXPECT_EQ(sizes["b"] * sizes["q"], 16384) << line;
+    EXPECT_EQ(sizes["hq"] * sizes["d"], 2048) << line;
+    EXPECT_TRUE(contains(line, "pass=fwd,bwd") && contains(line, "dtype=bf16")) << line;
+  }
 }
 
 TEST(BenchSuite, UnrollsProductsInTheOrderOfTheFile) {
@@ -131,9 +171,9 @@ TEST(BenchSuite, RefusesAFileThatIsWrongAndNamesIt) {
 TEST(BenchPeer, ThatIsMissingIsReportedAsSkipped) {
   const ScratchFolder folder;
   const std::string path = folder.path("result.json");
-  const Ran ran =
-      fovea("bench --quick --min-time 0.01 --peers torch --json " + path + " --case 'q=5 d=16'",
-            "FOVEA_PYTHON=/nonexistent/python");
+  const Ran ran = fovea("bench --device cpu --quick --min-time 0.01 --peers torch --json " + path +
+                            " --case 'q=5 d=16'",
+                        "FOVEA_PYTHON=/nonexistent/python");
   ASSERT_EQ(ran.code, 0) << ran.errors;
   const Json result = Json::parse(read_file(path));
   ASSERT_EQ(result.at("skipped").size(), 1u);
@@ -148,6 +188,7 @@ constexpr const char* kSlowWorker = R"(#!/bin/sh
 while read -r line; do
   case "$line" in
     *'"hello"'*) echo '{"ok": true, "version": "9.9"}' ;;
+    *'"load"'*) echo '{"ok": true}' ;;
     *'"open"'*) echo '{"ok": true, "kernel": "slow"}' ;;
     *'"sample"'*) echo '{"ok": true, "seconds": 0.25}' ;;
     *'"memory"'*) echo '{"ok": true, "bytes": 4096}' ;;
@@ -165,9 +206,9 @@ std::string runnable(const ScratchFolder& folder, const char* text) {
 TEST(BenchPeer, StandsBesideFoveaWithItsRatio) {
   const ScratchFolder folder;
   const std::string path = folder.path("result.json");
-  const Ran ran =
-      fovea("bench --quick --no-check --peers torch --json " + path + " --case 'q=5 d=16'",
-            "FOVEA_PYTHON=" + runnable(folder, kSlowWorker));
+  const Ran ran = fovea(
+      "bench --device cpu --quick --no-check --peers torch --json " + path + " --case 'q=5 d=16'",
+      "FOVEA_PYTHON=" + runnable(folder, kSlowWorker));
   ASSERT_EQ(ran.code, 0) << ran.errors;
   const Json result = Json::parse(read_file(path));
   EXPECT_EQ(result.at("machine").at("torch"), "9.9");
@@ -186,9 +227,9 @@ TEST(BenchPeer, StandsBesideFoveaWithItsRatio) {
 TEST(BenchPeer, ThatCannotBeCheckedIsNotMeasured) {
   const ScratchFolder folder;
   const std::string path = folder.path("result.json");
-  const Ran ran =
-      fovea("bench --quick --min-time 0.01 --peers torch --json " + path + " --case 'q=5 d=16'",
-            "FOVEA_PYTHON=" + runnable(folder, kSlowWorker));
+  const Ran ran = fovea("bench --device cpu --quick --min-time 0.01 --peers torch --json " + path +
+                            " --case 'q=5 d=16'",
+                        "FOVEA_PYTHON=" + runnable(folder, kSlowWorker));
   EXPECT_EQ(ran.code, 0) << ran.errors;
   const Json result = Json::parse(read_file(path));
   EXPECT_EQ(result.at("rows").size(), 1u);
@@ -201,12 +242,14 @@ TEST(BenchPeer, ThatDiesLeavesTheRestStanding) {
   const std::string path = folder.path("result.json");
   const std::string worker = runnable(folder, R"(#!/bin/sh
 read -r line; echo '{"ok": true, "version": "9.9"}'
+read -r line; echo '{"ok": true}'
 read -r line; echo '{"ok": true, "kernel": "slow"}'
 exit 1
 )");
-  const Ran ran = fovea("bench --quick --min-time 0.01 --no-check --peers torch --json " + path +
-                            " --case 'q=5 d=16' --case 'q=6 d=16'",
-                        "FOVEA_PYTHON=" + worker);
+  const Ran ran =
+      fovea("bench --device cpu --quick --min-time 0.01 --no-check --peers torch --json " + path +
+                " --case 'q=5 d=16' --case 'q=6 d=16'",
+            "FOVEA_PYTHON=" + worker);
   EXPECT_EQ(ran.code, 0) << ran.errors;
   const Json result = Json::parse(read_file(path));
   EXPECT_EQ(result.at("rows").size(), 2u) << "fovea's own two";

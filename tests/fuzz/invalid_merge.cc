@@ -64,7 +64,7 @@ struct MergeSubject {
 std::string spoil(MergeSubject& s) {
   auto [name, t] = s.any_tensor();
   const bool measure = name == "out";
-  switch (s.random.range(0, 6)) {
+  switch (s.random.range(0, 7)) {
     case 0: *t = {}; return name + " is not given";
     case 1: t->rank = s.random.pick<int>({-1, 1, 5, 100}); return name + ".rank is ";
     case 2:
@@ -81,6 +81,9 @@ std::string spoil(MergeSubject& s) {
     }
     case 4: t->data = nullptr; return name + ".data is null";
     case 5: t->data = static_cast<char*>(t->data) + 1; return name + ".data is ";
+    case 6:
+      t->device = measure ? Device{static_cast<DeviceType>(7), 0} : Device::cuda(0);
+      return name + ".device is ";
     default: {
       const auto dim = static_cast<size_t>(s.random.range(0, t->rank - 1));
       if (t->sizes[dim] == 1) return {};

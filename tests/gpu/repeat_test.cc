@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "on_device.h"
+#include "stream.h"
 
 namespace fovea::test {
 namespace {
@@ -13,24 +14,6 @@ class Repeat : public EveryEngine {};
 
 constexpr int kTimes = 200;
 constexpr const char* kDTypes[] = {"bf16", "f16", "f32"};
-
-#define ASSERT_CUDA(call)                                                \
-  do {                                                                   \
-    const cudaError_t error = (call);                                    \
-    ASSERT_EQ(error, cudaSuccess) << #call << cudaGetErrorString(error); \
-  } while (false)
-
-class OwnedStream {
- public:
-  OwnedStream() { (void)cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking); }
-  ~OwnedStream() { (void)cudaStreamDestroy(stream_); }
-  OwnedStream(const OwnedStream&) = delete;
-  OwnedStream& operator=(const OwnedStream&) = delete;
-  cudaStream_t get() const { return stream_; }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
 
 std::vector<std::byte> launch_once(OnDevice& on_device, cudaStream_t stream) {
   on_device.reset();

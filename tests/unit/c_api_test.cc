@@ -39,7 +39,7 @@ TEST(CApiTest, NullPointersAreRefused) {
   EXPECT_EQ(fovea_backward(nullptr, nullptr, nullptr, 0, nullptr), FOVEA_INVALID_ARGUMENT);
   size_t bytes = 0;
   EXPECT_EQ(fovea_plan_workspace_bytes(nullptr, 0, &bytes), FOVEA_INVALID_ARGUMENT);
-  EXPECT_EQ(fovea_merge(nullptr, 1, nullptr, nullptr), FOVEA_INVALID_ARGUMENT);
+  EXPECT_EQ(fovea_merge(nullptr, 1, nullptr, nullptr, nullptr), FOVEA_INVALID_ARGUMENT);
   EXPECT_EQ(fovea_plan_explain(nullptr), nullptr);
   EXPECT_EQ(fovea_plan_backend(nullptr), nullptr);
   EXPECT_EQ(fovea_plan_kernel(nullptr), nullptr);
@@ -139,11 +139,11 @@ TEST(CApiTest, Merge) {
   };
   const fovea_partial_result parts[] = {{view(a, 4), view(lse_a, 3)}, {view(b, 4), view(lse_b, 3)}};
   const fovea_tensor out_view = view(out, 4), lse_view = view(lse, 3);
-  ASSERT_EQ(fovea_merge(parts, 2, &out_view, &lse_view), FOVEA_OK) << fovea_last_error();
+  ASSERT_EQ(fovea_merge(parts, 2, &out_view, &lse_view, nullptr), FOVEA_OK) << fovea_last_error();
   EXPECT_FLOAT_EQ(out[0], 2);
   EXPECT_FLOAT_EQ(out[1], 4);
   EXPECT_FLOAT_EQ(lse[0], std::log(2.0f));
-  EXPECT_EQ(fovea_merge(parts, 0, &out_view, &lse_view), FOVEA_INVALID_ARGUMENT);
+  EXPECT_EQ(fovea_merge(parts, 0, &out_view, &lse_view, nullptr), FOVEA_INVALID_ARGUMENT);
 }
 
 }  // namespace

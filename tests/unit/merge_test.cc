@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "backend/cuda/device.h"
 #include "base/half.h"
 #include "fovea/attention.h"
 
@@ -290,6 +291,21 @@ TEST_F(MergeRefusal, OutItself) {
   EXPECT_NE(message(bad, lse_).find("out.strides[0] is 0, must be above"), std::string::npos);
   EXPECT_EQ(message({}, lse_), "merge: out is not given, must be given");
   EXPECT_EQ(message(out_, {}), "merge: lse is not given, must be given");
+}
+
+TEST_F(MergeRefusal, Devices) {
+  b_.lse.device = Device::cuda(0);
+  EXPECT_EQ(message(), "merge: parts[1].lse.device is cuda:0, must be cpu");
+  TensorView bad = out_;
+  bad.device = {static_cast<DeviceType>(7), 0};
+  EXPECT_EQ(message(bad, lse_), "merge: out.device is device type 7, must be cpu or cuda");
+  if (cuda_device_count() > 0) return;
+  bad.device = Device::cuda(0);
+  const PartialResult parts[] = {a_.view()};
+  const Status s = merge(parts, 1, bad, lse_);
+  EXPECT_EQ(s.code(), StatusCode::kUnsupported);
+  EXPECT_EQ(s.message().rfind("merge: nothing here merges on cuda:0\n  cuda  ", 0), 0u)
+      << s.message();
 }
 
 TEST_F(MergeRefusal, AliasesThatAreNotElementForElement) {

@@ -37,12 +37,14 @@ struct Problem {
   // Lengths, where they vary.
   const int* cu_q;         // packed: [batch + 1]
   const int* cu_kv;        // packed: [batch + 1]
+  int total_q, total_kv;   // packed: rows of all sequences
   const int* key_lengths;  // [batch]
   int64_t key_length_stride;
 
   // Score terms.
   Broadcast bias, bool_mask;
   bool bias_is_f32;
+  bool bias_pairs, mask_pairs;  // keys 2 n and 2 n + 1 of every row may be read at once
   const float* alibi;
   int64_t alibi_batch, alibi_head;
   const float* sink;
@@ -61,6 +63,8 @@ struct ForwardArguments {
   bool vector_qk;  // rows of q and k begin on 16 bytes and dim_qk is a multiple of 8
   bool vector_v;   // the same of v
   bool vector_out;
+  int batch;
+  bool longest_first;  // tiles of rows in the order of their work over all heads, not head by head
 
   // Keys cut into parts, each with its own unnormalised sums.
   int parts;

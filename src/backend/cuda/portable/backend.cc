@@ -20,6 +20,9 @@ constexpr int kOldestSm = 80;
 constexpr int64_t kMaxDim = 256;
 constexpr int64_t kMaxLength = int64_t{1} << 30;
 constexpr int64_t kMaxParts = 64;
+constexpr int64_t kManyWaves = 8;
+constexpr int64_t kLeastRowTiles = 2;
+constexpr int kStaticSharedBytes = 1024;  // a block's own variables, at most
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -31,13 +34,14 @@ Terms terms_of(const AttentionProblem& p) {
   return any ? Terms::kAny : Terms::kNone;
 }
 
-// The smallest instance that holds the head dims; null where there is none.
-template <typename Kernel>
-const Kernel* find_instance(std::span<const Kernel* const> table, const AttentionProblem& p) {
+// The smallest instance that holds the head dims, of those that suit; null where there is none.
+template <typename Kernel, typename Suits>
+const Kernel* find_instance(std::span<const Kernel* const> table, const AttentionProblem& p,
+                            Suits suits) {
   const Kernel* best = nullptr;
   for (const Kernel* kernel : table) {
     const auto& c = kernel->config;
-    if (kernel->dtype != p.dtype || c.terms != terms_of(p)) continue;
+    if (kernel->dtype != p.dtype || c.terms != terms_of(p) || !suits(c)) continue;
     if (c.dim_qk < p.dim_qk || c.dim_v < p.dim_v) continue;
     const auto size = [](const auto& x) { return x.dim_qk + x.dim_v; };
     if (best == nullptr || size(c) < size(best->config)) best = kernel;
@@ -45,20 +49,46 @@ const Kernel* find_instance(std::span<const Kernel* const> table, const Attentio
   return best;
 }
 
+int64_t row_tiles(const AttentionProblem& p, const ForwardConfig& c) {
+  return ceil_div(p.head_q / p.head_kv * p.q_len, c.tile_q());
+}
+
+// Narrow tiles where wide ones would not give every SM a block.
+const ForwardKernel* find_forward(const AttentionProblem& p, const GpuInfo& gpu) {
+  const auto of_width = [&](Width width) {
+    return find_instance(forward_kernels(), p,
+                         [&](const ForwardConfig& c) { return c.width == width; });
+  };
+  const ForwardKernel* const wide = of_width(Width::kWide);
+  if (wide == nullptr) return nullptr;
+  const int64_t blocks = row_tiles(p, wide->config) * p.batch * p.head_kv;
+  const ForwardKernel* const narrow = of_width(Width::kNarrow);
+  const bool take =
+      narrow != nullptr && blocks <= gpu.sm_count && narrow->config.dim_qk == wide->config.dim_qk;
+  return take ? narrow : wide;
+}
+
+const BackwardKernel* find_backward(const AttentionProblem& p) {
+  return find_instance(backward_kernels(), p, [](const BackwardConfig&) { return true; });
+}
+
 // Keys are cut into parts when rows alone would leave the GPU idle.
 struct ForwardCut {
   int64_t tiles = 0;  // of rows, a KV head
   int64_t parts = 1;
   int64_t part_keys = 0;
+  bool longest_first = false;
 };
 
 ForwardCut cut_forward(const AttentionProblem& p, const ForwardConfig& c, const GpuInfo& gpu) {
   ForwardCut cut;
-  const int64_t rows = p.head_q / p.head_kv * p.q_len;
-  cut.tiles = ceil_div(rows, c.tile_q());
+  cut.tiles = row_tiles(p, c);
   const int64_t blocks = std::max<int64_t>(1, cut.tiles * p.batch * p.head_kv);
   const int64_t key_tiles = std::max<int64_t>(1, ceil_div(p.kv_len, c.tile_kv));
   const int64_t wanted = int64_t{c.blocks} * gpu.sm_count;
+  // With few blocks to a slot a long one at the end would leave the others idle; with many, blocks
+  // of one head that run together find its keys in the L2 cache.
+  cut.longest_first = p.mask.right >= 0 && blocks <= kManyWaves * wanted;
   if (blocks * 2 <= wanted) {
     // A part of fewer than four tiles spends more on its start and the merge than it saves.
     cut.parts = std::clamp<int64_t>(std::min(wanted / blocks, key_tiles / 4), 1, kMaxParts);
@@ -69,20 +99,55 @@ ForwardCut cut_forward(const AttentionProblem& p, const ForwardConfig& c, const 
   return cut;
 }
 
+// One pass for all gradients adds to sums in the workspace, in any order: not when two runs have to
+// give the same bits, nor where its tiles do not fit the shared memory.
+struct BackwardCut {
+  bool one_pass = false;
+  int64_t row_parts = 1;  // that the rows of a tile of keys are cut into
+  int64_t query_sum_rows = 0, key_sum_rows = 0;
+};
+
+BackwardCut cut_backward(const AttentionProblem& p, const BackwardConfig& c, const GpuInfo& gpu) {
+  constexpr int64_t kTile = BackwardConfig::kSumTile;
+  BackwardCut cut;
+  cut.one_pass = c.one_pass() && p.determinism != Determinism::kRequired &&
+                 c.one_pass_shared_bytes() + kStaticSharedBytes <= gpu.shared_bytes;
+  if (!cut.one_pass) return cut;
+  const bool packed = p.layout == Layout::kPacked;
+  const auto sum_rows = [&](int64_t rows) { return p.head_kv * (rows / kTile + p.batch) * kTile; };
+  const int64_t group = p.head_q / p.head_kv;
+  cut.query_sum_rows = sum_rows(group * (packed ? p.total_q : p.batch * p.q_len));
+  const int64_t blocks =
+      std::max<int64_t>(1, p.batch * p.head_kv * ceil_div(p.kv_len, c.key_tile()));
+  const int64_t tiles_of_rows = ceil_div(group * p.q_len, c.key_tile_q);
+  const int64_t wanted = int64_t{c.key_blocks} * gpu.sm_count;
+  if (blocks <= kManyWaves * wanted) {
+    // A part of fewer tiles than that spends more on its start than it saves.
+    cut.row_parts = std::clamp<int64_t>(
+        std::min(ceil_div(kManyWaves * wanted, blocks), tiles_of_rows / kLeastRowTiles), 1,
+        kMaxParts);
+  }
+  if (cut.row_parts > 1) cut.key_sum_rows = sum_rows(packed ? p.total_kv : p.batch * p.kv_len);
+  return cut;
+}
+
 class PortableKernel : public BoundKernel {
  public:
   PortableKernel(const AttentionProblem& problem, const DeviceInfo& device)
       : p_(problem),
         device_(device.device.index),
-        forward_(*find_instance(forward_kernels(), problem)),
-        backward_(*find_instance(backward_kernels(), problem)),
-        cut_(cut_forward(problem, forward_.config, device.gpu)) {}
+        forward_(*find_forward(problem, device.gpu)),
+        backward_(*find_backward(problem)),
+        cut_(cut_forward(problem, forward_.config, device.gpu)),
+        backward_cut_(cut_backward(problem, backward_.config, device.gpu)) {}
 
   std::string name() const override {
     const ForwardConfig& c = forward_.config;
     return std::string("portable/") + dtype_name(p_.dtype) + "/d" + std::to_string(c.dim_qk) +
            (c.dim_v == c.dim_qk ? "" : "v" + std::to_string(c.dim_v)) +
-           (c.terms == Terms::kAny ? "/terms" : "");
+           (c.terms == Terms::kAny      ? "/terms"
+            : c.width == Width::kNarrow ? "/narrow"
+                                        : "");
   }
 
   std::string describe() const override {
@@ -90,14 +155,18 @@ class PortableKernel : public BoundKernel {
     const auto text = [](int64_t n) { return std::to_string(n); };
     return "mma.sync; forward: tiles " + text(c.tile_q()) + " x " + text(c.tile_kv) + ", " +
            text(cut_.tiles) + " tiles of rows a KV head, keys in " + text(cut_.parts) +
-           (cut_.parts == 1 ? " part" : " parts") + "; backward: dk, dv by tiles of " +
-           text(backward_.config.key_tile()) + " keys, dq by tiles of " +
-           text(backward_.config.row_tile()) + " rows";
+           (cut_.parts == 1 ? " part" : " parts") + "; backward: " +
+           (backward_cut_.one_pass
+                ? "one pass over tiles of " + text(backward_.config.key_tile()) +
+                      " keys, their rows in " + text(backward_cut_.row_parts) +
+                      (backward_cut_.row_parts == 1 ? " part" : " parts")
+                : "dk, dv by tiles of " + text(backward_.config.key_tile()) +
+                      " keys, dq by tiles of " + text(backward_.config.row_tile()) + " rows");
   }
 
   size_t workspace_bytes(Pass pass) const override {
     if (pass == Pass::kBackward) {
-      return static_cast<size_t>(2 * stat_rows() * int64_t{sizeof(float)});
+      return static_cast<size_t>((padded_stats() + sum_floats()) * int64_t{sizeof(float)});
     }
     if (cut_.parts == 1) return 0;
     return static_cast<size_t>(cut_.parts * partial_rows() * (p_.dim_v + 2) *
@@ -117,6 +186,8 @@ class PortableKernel : public BoundKernel {
     a.vector_qk = takes_vectors(t.q) && takes_vectors(t.k);
     a.vector_v = takes_vectors(t.v);
     a.vector_out = takes_vectors(t.out);
+    a.batch = static_cast<int>(p_.batch);
+    a.longest_first = cut_.longest_first;
     a.parts = static_cast<int>(cut_.parts);
     a.part_keys = static_cast<int>(cut_.part_keys);
     if (cut_.parts > 1) {
@@ -130,8 +201,7 @@ class PortableKernel : public BoundKernel {
         !s.ok() || cut_.parts == 1) {
       return s;
     }
-    return to_status(forward_.merge(a, static_cast<int>(p_.batch), queue),
-                     "forward: launching the merge");
+    return to_status(forward_.merge(a, queue), "forward: launching the merge");
   }
 
   Status backward(const BackwardTensors& t, Workspace workspace, Stream stream) const override {
@@ -151,12 +221,20 @@ class PortableKernel : public BoundKernel {
     a.vector_q = takes_vectors(t.q);
     a.vector_k = takes_vectors(t.k);
     a.vector_v = takes_vectors(t.v);
+    a.vector_out = takes_vectors(t.out);
     a.vector_dout = takes_vectors(t.dout);
     a.vector_dq = takes_vectors(t.dq);
     a.vector_dk = takes_vectors(t.dk);
     a.vector_dv = takes_vectors(t.dv);
     a.delta = static_cast<float*>(workspace.data);
     a.lse2 = a.delta + stat_rows();
+    a.row_parts = static_cast<int>(backward_cut_.row_parts);
+    if (backward_cut_.one_pass) {
+      a.dq_sum = a.delta + padded_stats();
+      a.dk_sum = a.dq_sum + backward_cut_.query_sum_rows * backward_.config.dim_qk;
+      a.dv_sum = a.dk_sum + backward_cut_.key_sum_rows * backward_.config.dim_qk;
+      a.sum_floats = sum_floats();
+    }
     a.stat_rows = p_.layout == Layout::kPacked ? p_.total_q : p_.q_len;
     if (t.dbias.given()) {
       const Broadcast strides = broadcast_of(t.dbias);
@@ -184,12 +262,20 @@ class PortableKernel : public BoundKernel {
   int64_t stat_rows() const {
     return p_.head_q * (p_.layout == Layout::kPacked ? p_.total_q : p_.batch * p_.q_len);
   }
+  // delta and lse2, in whole 16 bytes: sums follow.
+  int64_t padded_stats() const { return ceil_div(2 * stat_rows(), 4) * 4; }
+  int64_t sum_floats() const {
+    const BackwardConfig& c = backward_.config;
+    return backward_cut_.query_sum_rows * c.dim_qk +
+           backward_cut_.key_sum_rows * (c.dim_qk + c.dim_v);
+  }
 
   const AttentionProblem p_;
   const int device_;
   const ForwardKernel& forward_;
   const BackwardKernel& backward_;
   const ForwardCut cut_;
+  const BackwardCut backward_cut_;
 };
 
 class PortableBackend : public Backend {
@@ -216,7 +302,7 @@ class PortableBackend : public Backend {
                           std::to_string(most));
       }
     }
-    if (reasons.empty() && find_instance(forward_kernels(), p) == nullptr) {
+    if (reasons.empty() && find_forward(p, device.gpu) == nullptr) {
       reasons.emplace_back("no instance holds these head dims");
     }
     return reasons;

@@ -22,9 +22,21 @@ RowScalars scalars_of(const TensorView& t) {
   return {data, t.strides[0], t.strides[1], t.strides[2]};
 }
 
-bool takes_vectors(const TensorView& t) {
-  const int64_t per = 16 / dtype_bytes(t.dtype);
-  bool whole = reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
+namespace {
+
+// Whether keys 2 n and 2 n + 1 of every row lie in one aligned word.
+bool starts_even(const TensorView& t) {
+  bool even =
+      reinterpret_cast<uintptr_t>(t.data) % (2 * static_cast<size_t>(dtype_bytes(t.dtype))) == 0;
+  for (size_t d = 0; d + 1 < static_cast<size_t>(t.rank); ++d) {
+    even = even && (t.sizes[d] <= 1 || t.strides[d] % 2 == 0);
+  }
+  return even && (t.sizes[3] <= 1 || t.strides[3] == 1);
+}
+
+// Whether every row begins on a multiple of `per` elements and is whole multiples of them long.
+bool rows_in_steps(const TensorView& t, int64_t per) {
+  bool whole = reinterpret_cast<uintptr_t>(t.data) % (per * dtype_bytes(t.dtype)) == 0;
   whole = whole && t.sizes[static_cast<size_t>(t.rank - 1)] % per == 0;
   for (int d = 0; d + 1 < t.rank; ++d) {
     const auto at = static_cast<size_t>(d);
@@ -32,6 +44,10 @@ bool takes_vectors(const TensorView& t) {
   }
   return whole;
 }
+
+}  // namespace
+
+bool takes_vectors(const TensorView& t) { return rows_in_steps(t, 16 / dtype_bytes(t.dtype)); }
 
 Problem problem_of(const AttentionProblem& p, const AttentionInputs& t) {
   Problem out{};
@@ -50,6 +66,8 @@ Problem problem_of(const AttentionProblem& p, const AttentionInputs& t) {
   if (p.layout == Layout::kPacked) {
     out.cu_q = static_cast<const int*>(t.cu_seqlens_q.data);
     out.cu_kv = static_cast<const int*>(t.cu_seqlens_kv.data);
+    out.total_q = static_cast<int>(p.total_q);
+    out.total_kv = static_cast<int>(p.total_kv);
   }
   if (has(p.features, Feature::kKeyLengths)) {
     out.key_lengths = static_cast<const int*>(t.key_lengths.data);
@@ -58,8 +76,12 @@ Problem problem_of(const AttentionProblem& p, const AttentionInputs& t) {
   if (has(p.features, Feature::kBias)) {
     out.bias = broadcast_of(t.bias);
     out.bias_is_f32 = t.bias.dtype == DType::kF32;
+    out.bias_pairs = starts_even(t.bias);
   }
-  if (has(p.features, Feature::kBoolMask)) out.bool_mask = broadcast_of(t.mask);
+  if (has(p.features, Feature::kBoolMask)) {
+    out.bool_mask = broadcast_of(t.mask);
+    out.mask_pairs = starts_even(t.mask);
+  }
   if (has(p.features, Feature::kAlibi)) {
     const TensorView& slopes = t.alibi_slopes;
     out.alibi = static_cast<const float*>(slopes.data);

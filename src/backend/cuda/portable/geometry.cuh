@@ -23,10 +23,12 @@ __device__ __forceinline__ int clamp_to(int x, int low, int high) {
 __device__ __forceinline__ Sequence sequence_at(const Problem& p, int b) {
   Sequence s{p.q_len, p.kv_len, 0, 0, b};
   if (p.cu_q != nullptr) {
-    s.q_row = p.cu_q[b];
-    s.kv_row = p.cu_kv[b];
-    s.q_len = clamp_to(p.cu_q[b + 1] - p.cu_q[b], 0, p.q_len);
-    s.kv_len = clamp_to(p.cu_kv[b + 1] - p.cu_kv[b], 0, p.kv_len);
+    const int q_row = clamp_to(p.cu_q[b], 0, p.total_q);
+    const int kv_row = clamp_to(p.cu_kv[b], 0, p.total_kv);
+    s.q_row = q_row;
+    s.kv_row = kv_row;
+    s.q_len = clamp_to(p.cu_q[b + 1] - q_row, 0, min(p.q_len, p.total_q - q_row));
+    s.kv_len = clamp_to(p.cu_kv[b + 1] - kv_row, 0, min(p.kv_len, p.total_kv - kv_row));
     s.batch_at = 0;
   } else if (p.key_lengths != nullptr) {
     s.kv_len = clamp_to(p.key_lengths[b * p.key_length_stride], 0, p.kv_len);
@@ -39,7 +41,7 @@ struct Sight {
   int begin, end, prefix;
 
   __device__ __forceinline__ bool sees(int key) const {
-    return (key >= begin && key < end) || key < prefix;
+    return static_cast<uint32_t>(key - begin) < static_cast<uint32_t>(end - begin) || key < prefix;
   }
 };
 
@@ -59,7 +61,7 @@ struct Row {
   int i;
 
   __device__ __forceinline__ static Row at(const Sequence& s, int row) {
-    const int head = s.q_len > 0 ? row / s.q_len : 0;
+    const int head = row < s.q_len || s.q_len == 0 ? 0 : row / s.q_len;
     return {head, row - head * s.q_len};
   }
 };

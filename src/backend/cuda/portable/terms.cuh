@@ -38,6 +38,21 @@ __device__ __forceinline__ TermRow term_row(const Problem& p, const Sequence& s,
   return row;
 }
 
+template <typename T>
+__device__ __forceinline__ float bias_at(const Problem& p, const TermRow& row, int key) {
+  return p.bias_is_f32 ? static_cast<const float*>(row.bias)[key]
+                       : ptx::to_float(static_cast<const T*>(row.bias)[key]);
+}
+// Of keys key and key + 1, key even, where the problem's bias takes pairs.
+template <typename T>
+__device__ __forceinline__ float2 bias_pair(const Problem& p, const TermRow& row, int key) {
+  if (p.bias_is_f32 || sizeof(T) == 4) {
+    return *reinterpret_cast<const float2*>(static_cast<const float*>(row.bias) + key);
+  }
+  const auto two = *reinterpret_cast<const uint32_t*>(static_cast<const T*>(row.bias) + key);
+  return ptx::unpack<T>(two);
+}
+
 // tanh to a few units in the last place: by exp, and by its odd series near zero.
 __device__ __forceinline__ float tanh_exact(float x) {
   const float a = fabsf(x);
@@ -53,6 +68,13 @@ __device__ __forceinline__ float tanh_exact(float x) {
   return copysignf(__fdividef(1.0f - e, 1.0f + e), x);
 }
 
+// As softcap needs it: an error of 1e-7 is far below what 16-bit inputs let a logit be known to.
+template <typename T>
+__device__ __forceinline__ float tanh_for(float x) {
+  if constexpr (sizeof(T) == 4) return tanh_exact(x);
+  return fmaf(-2.0f, __fdividef(1.0f, 1.0f + ptx::exp2_approx(x * 2.885390082f)), 1.0f);
+}
+
 // The logit in natural-log units, -inf where the boolean mask hides it. Keys past the sequence are
 // not to be asked for. `slope` gets d logit / d (scale * raw).
 template <typename T>
@@ -60,13 +82,12 @@ __device__ __forceinline__ float logit(const Problem& p, const TermRow& row, int
                                        float* slope) {
   float x = raw * p.scale;
   if (p.softcap > 0) {
-    const float t = tanh_exact(x * (1.0f / p.softcap));
+    const float t = tanh_for<T>(x * (1.0f / p.softcap));
     x = t * p.softcap;
     if (slope != nullptr) *slope = 1.0f - t * t;
   }
   if (row.bias != nullptr) {
-    x += p.bias_is_f32 ? static_cast<const float*>(row.bias)[key]
-                       : ptx::to_float(static_cast<const T*>(row.bias)[key]);
+    x += bias_at<T>(p, row, key);
   }
   if (p.alibi != nullptr) x -= row.slope * fabsf(static_cast<float>(row.position - key));
   if (row.mask != nullptr && row.mask[key] == 0) x = -kInfinity;

@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace fovea::ptx {
 
@@ -30,6 +31,18 @@ __device__ __forceinline__ uint32_t pack<__half>(float low, float high) {
   uint32_t y;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
   return y;
+}
+
+// A pair back, the low half first.
+template <typename T>
+__device__ __forceinline__ float2 unpack(uint32_t pair) {
+  if constexpr (sizeof(T) == 4) {
+    return {};  // floats are not packed
+  } else if constexpr (std::is_same_v<T, __half>) {
+    return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+  } else {
+    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+  }
 }
 
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }

@@ -43,11 +43,10 @@ __device__ __forceinline__ float4 load_float4(uint32_t shared) {
   return x;
 }
 
-// c[m][n] = rows row_a + 16 m .. of A times rows row_b + 8 n .. of B, over all columns.
+// c[m][n] += rows row_a + 16 m .. of A times rows row_b + 8 n .. of B, over all columns.
 template <typename T, typename TileA, typename TileB, int kM, int kN>
-__device__ __forceinline__ void dot_rows(ptx::Fragment (&c)[kM][kN], uint32_t s_a, int row_a,
-                                         uint32_t s_b, int row_b) {
-  clear(c);
+__device__ __forceinline__ void add_dot_rows(ptx::Fragment (&c)[kM][kN], uint32_t s_a, int row_a,
+                                             uint32_t s_b, int row_b) {
   if constexpr (sizeof(T) == 4) {
     const int lane = threadIdx.x % 32;
 #pragma unroll 1
@@ -93,6 +92,50 @@ __device__ __forceinline__ void dot_rows(ptx::Fragment (&c)[kM][kN], uint32_t s_
       }
     }
   }
+}
+
+// The same with A in registers, as rows_of_tile loaded it.
+template <typename T, typename TileB, int kM, int kD, int kN>
+__device__ __forceinline__ void add_dot_fragments(ptx::Fragment (&c)[kM][kN],
+                                                  const uint32_t (&a)[kM][kD][4], uint32_t s_b,
+                                                  int row_b) {
+  const auto b_at = TileB::Lane::columns_first();
+#pragma unroll
+  for (int d = 0; d < kD; ++d) {
+#pragma unroll
+    for (int n = 0; n < kN; n += 2) {
+      uint32_t b[4];
+      ptx::ldmatrix_x4(b, s_b + b_at.at(row_b + n * 8, d * 16));
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        ptx::mma_m16n8k16<T>(c[m][n], a[m][d], b[0], b[1]);
+        ptx::mma_m16n8k16<T>(c[m][n + 1], a[m][d], b[2], b[3]);
+      }
+    }
+  }
+}
+template <typename T, typename TileB, int kM, int kD, int kN>
+__device__ __forceinline__ void dot_fragments(ptx::Fragment (&c)[kM][kN],
+                                              const uint32_t (&a)[kM][kD][4], uint32_t s_b,
+                                              int row_b) {
+  clear(c);
+  add_dot_fragments<T, TileB>(c, a, s_b, row_b);
+}
+template <typename Tile, int kM, int kD>
+__device__ __forceinline__ void rows_of_tile(uint32_t (&a)[kM][kD][4], uint32_t shared, int row) {
+  const auto at = Tile::Lane::rows_first();
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int d = 0; d < kD; ++d) ptx::ldmatrix_x4(a[m][d], shared + at.at(row + 16 * m, d * 16));
+  }
+}
+
+template <typename T, typename TileA, typename TileB, int kM, int kN>
+__device__ __forceinline__ void dot_rows(ptx::Fragment (&c)[kM][kN], uint32_t s_a, int row_a,
+                                         uint32_t s_b, int row_b) {
+  clear(c);
+  add_dot_rows<T, TileA, TileB>(c, s_a, row_a, s_b, row_b);
 }
 
 // A pair of 16-bit values, or a float, with those that are not finite made zero.
@@ -161,6 +204,89 @@ __device__ __forceinline__ void add_weighted_rows(ptx::Fragment (&sum)[kM][kN],
           ptx::mma_m16n8k16<T>(sum[m][n], a[m], b[0], b[1]);
           ptx::mma_m16n8k16<T>(sum[m][n + 1], a[m], b[2], b[3]);
         }
+      }
+    }
+  }
+}
+
+// sum[m] += rows row_a + 16 m .. of A times columns col_b .. of B: the depth is A's columns and B's
+// rows. `dirty`: as above.
+template <typename T, typename TileA, typename TileB, int kM, int kN>
+__device__ __forceinline__ void add_rows_by_rows(ptx::Fragment (&sum)[kM][kN], uint32_t s_a,
+                                                 int row_a, uint32_t s_b, int col_b, bool dirty) {
+  static_assert(sizeof(T) == 2 && TileA::kCols == TileB::kRows);
+  const auto a_at = TileA::Lane::rows_first();
+  const auto b_at = TileB::Lane::rows_first();
+#pragma unroll
+  for (int k = 0; k < TileA::kCols; k += 16) {
+    uint32_t a[kM][4];
+#pragma unroll
+    for (int m = 0; m < kM; ++m) ptx::ldmatrix_x4(a[m], s_a + a_at.at(row_a + 16 * m, k));
+#pragma unroll
+    for (int n = 0; n < kN; n += 2) {
+      uint32_t b[4];
+      ptx::ldmatrix_x4_trans(b, s_b + b_at.at(k, col_b + n * 8));
+      if (dirty) {
+#pragma unroll
+        for (int x = 0; x < 4; ++x) b[x] = finite_word<T>(b[x]);
+      }
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        ptx::mma_m16n8k16<T>(sum[m][n], a[m], b[0], b[1]);
+        ptx::mma_m16n8k16<T>(sum[m][n + 1], a[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// sum[m] += columns col_a + 16 m .. of A as rows, times columns col_b .. of B: the depth is the
+// rows of both. kClean: values of B that are not finite are left out.
+template <typename T, bool kClean, typename TileA, typename TileB, int kM, int kN>
+__device__ __forceinline__ void add_columns_by_rows(ptx::Fragment (&sum)[kM][kN], uint32_t s_a,
+                                                    int col_a, uint32_t s_b, int col_b) {
+  static_assert(sizeof(T) == 2 && TileA::kRows == TileB::kRows);
+  const auto a_at = TileA::Lane::columns_first();
+  const auto b_at = TileB::Lane::rows_first();
+#pragma unroll
+  for (int k = 0; k < TileA::kRows; k += 16) {
+    uint32_t a[kM][4];
+#pragma unroll
+    for (int m = 0; m < kM; ++m) ptx::ldmatrix_x4_trans(a[m], s_a + a_at.at(k, col_a + 16 * m));
+#pragma unroll
+    for (int n = 0; n < kN; n += 2) {
+      uint32_t b[4];
+      ptx::ldmatrix_x4_trans(b, s_b + b_at.at(k, col_b + n * 8));
+      if constexpr (kClean) {
+#pragma unroll
+        for (int x = 0; x < 4; ++x) b[x] = finite_word<T>(b[x]);
+      }
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        ptx::mma_m16n8k16<T>(sum[m][n], a[m], b[0], b[1]);
+        ptx::mma_m16n8k16<T>(sum[m][n + 1], a[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// Fragments into a tile of whole panels, 16-bit: rows from `row` on, columns from `col` on, both
+// multiples of their fragment's. The tile begins on 128 bytes.
+template <typename T, typename Tile, int kM, int kN>
+__device__ __forceinline__ void store_fragments(uint32_t shared, int row, int col,
+                                                const ptx::Fragment (&x)[kM][kN]) {
+  static_assert(Tile::kCols % 64 == 0);
+  const int lane = threadIdx.x % 32;
+  const uint32_t first = shared + Tile::offset(row + lane / 4, col / 8) + lane % 4 * 4;
+#pragma unroll
+  for (int n = 0; n < kN; ++n) {
+    const uint32_t at = first ^ (n * 16);  // as chunks are exchanged, kN of them from a multiple on
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(at + (m * 16 + half * 8) * 128),
+                     "r"(ptx::pack<T>(x[m][n][2 * half], x[m][n][2 * half + 1]))
+                     : "memory");
       }
     }
   }

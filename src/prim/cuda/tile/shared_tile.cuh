@@ -24,9 +24,13 @@ struct SharedTile {
 
   // Chunks in a row of the panel that holds `chunk`.
   __host__ __device__ static constexpr int panel_width(int chunk) {
+    if constexpr (kChunks % 8 == 0) return 8;
     const int left = kChunks - chunk / 8 * 8;
     return left < 8 ? left : 8;
   }
+
+  // From a row to the next in the panel that holds `chunk`.
+  __host__ __device__ static constexpr int row_bytes(int chunk) { return panel_width(chunk) * 16; }
 
   // Byte offset of a chunk.
   __device__ __forceinline__ static uint32_t offset(int row, int chunk) {
@@ -52,7 +56,7 @@ struct SharedTile {
       const int lane = threadIdx.x % 32;
       return Lane(lane % 8 + lane / 16 * 8, lane / 8 % 2);
     }
-    // Byte offset of the block at (row, col), both multiples of 16; col known at compile time.
+    // Byte offset of the block at (row, col), both multiples of 16.
     __device__ __forceinline__ uint32_t at(int row, int col) const {
       const int chunk = col / 8, width = panel_width(chunk);
       const uint32_t base = width == 8 ? full_ : rest_;
@@ -78,26 +82,53 @@ struct SharedTile<float, kRows_, kCols_> {
   static constexpr int kRowBytes = kCols * 4 + 16;
   static constexpr int kBytes = kRows * kRowBytes;
 
+  __host__ __device__ static constexpr int row_bytes(int) { return kRowBytes; }
   __device__ __forceinline__ static uint32_t offset(int row, int chunk) {
     return row * kRowBytes + chunk * 16;
   }
 };
 
-// Fills a tile from rows of global memory: rows from `rows` on and columns from `cols` on become
-// zeros. `vector`: rows begin on 16 bytes and cols is a whole number of chunks; the values then
-// come by cp.async, otherwise they are there when fill returns.
+// Fills a tile from rows of global memory: rows from `rows` on (to `filled`, a multiple of 16, if
+// not all) and columns from `cols` on become zeros. `vector`: rows begin on 16 bytes and cols is a
+// whole number of chunks; the values then come by cp.async, otherwise they are there when fill
+// returns.
 template <typename T, typename Tile, int kThreads>
 struct TileLoader {
   static constexpr int kPerRow = Tile::kChunks % 8 == 0 ? 8 : Tile::kChunks % 4 == 0 ? 4 : 2;
   static constexpr int kRowStep = kThreads / kPerRow;
   static constexpr int kPerChunk = Tile::kPerChunk;
 
+  // Rows `stride` apart. Whole tiles, which most are, take neither checks nor multiplications.
+  __device__ __forceinline__ static void fill(uint32_t shared, const T* base, int64_t stride,
+                                              int rows, int cols, bool vector,
+                                              int filled = Tile::kRows) {
+    if (!(vector && rows >= Tile::kRows && cols == Tile::kCols)) {
+      fill_rows(
+          shared, [&](int r) { return base + r * stride; }, rows, cols, vector, filled);
+      return;
+    }
+    static_assert(sizeof(T) == 4 || kRowStep % 8 == 0);  // the exchange of chunks repeats
+    const int first = threadIdx.x / kPerRow, lane = threadIdx.x % kPerRow;
+    const T* source = base + first * stride + lane * kPerChunk;
+#pragma unroll
+    for (int r = 0; r < Tile::kRows; r += kRowStep) {
+      if (Tile::kRows % kRowStep != 0 && first + r >= Tile::kRows) break;
+#pragma unroll
+      for (int c = 0; c < Tile::kChunks; c += kPerRow) {
+        ptx::cp_async_16(shared + Tile::offset(first, c + lane) + r * Tile::row_bytes(c),
+                         source + c * kPerChunk);
+      }
+      source += kRowStep * stride;
+    }
+  }
+
   template <typename RowPointer>
-  __device__ __forceinline__ static void fill(uint32_t shared, RowPointer row_pointer, int rows,
-                                              int cols, bool vector) {
+  __device__ __forceinline__ static void fill_rows(uint32_t shared, RowPointer row_pointer,
+                                                   int rows, int cols, bool vector,
+                                                   int filled = Tile::kRows) {
     const int first = threadIdx.x / kPerRow, lane = threadIdx.x % kPerRow;
 #pragma unroll 1
-    for (int r = first; r < Tile::kRows; r += kRowStep) {
+    for (int r = first; r < filled; r += kRowStep) {
       const bool in = r < rows;
       const T* const source = row_pointer(in ? r : 0);
       if (vector) {

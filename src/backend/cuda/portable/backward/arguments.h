@@ -9,7 +9,7 @@ struct BackwardArguments {
   Problem p;
   Rows q, k, v, out, dout, dq, dk, dv;
   RowScalars lse, dlse;  // dlse.data may be null
-  bool vector_q, vector_k, vector_v, vector_dout;
+  bool vector_q, vector_k, vector_v, vector_out, vector_dout;
   bool vector_dq, vector_dk, vector_dv;
 
   // Of every query row, in the workspace: [batch|1][head_q][stat_rows].
@@ -17,6 +17,12 @@ struct BackwardArguments {
   float* lse2;   // lse in log2 units; +inf for a row that sees nothing, so that its weights are 0
   int64_t stat_rows;  // q_len, or all rows when packed
   int batch;
+
+  // Sums of gradients in the workspace, for blocks to add to (backward/sums.cuh): dq_sum when one
+  // pass does all, the others when besides the rows that a tile of keys meets are cut into parts.
+  float *dq_sum, *dk_sum, *dv_sum;
+  int64_t sum_floats;  // of all three together, from dq_sum on
+  int row_parts;
 
   // Gradients of broadcast inputs; null when not asked for.
   void* dbias;

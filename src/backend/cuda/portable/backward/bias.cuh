@@ -4,6 +4,7 @@
 
 #include "backend/cuda/portable/backward/config.h"
 #include "backend/cuda/portable/backward/element.cuh"
+#include "backend/cuda/portable/loads.cuh"
 #include "prim/cuda/tile/products.cuh"
 
 namespace fovea::cuda {
@@ -70,9 +71,8 @@ class BiasBlock {
   template <typename Tile>
   __device__ __forceinline__ void load(const Rows& t, uint32_t shared, int head, int64_t first,
                                        int rows, int cols, bool vector) {
-    const T* const base =
-        static_cast<const T*>(t.data) + s_.batch_at * t.batch + head * t.head + first * t.row;
-    tile::TileLoader<T, Tile, kThreads>::fill(
+    const T* const base = rows_at<const T>(t, s_, first, head);
+    tile::TileLoader<T, Tile, kThreads>::fill_rows(
         shared, [&](int r) { return base + r * t.row; }, rows, cols, vector);
   }
 
@@ -109,8 +109,8 @@ class BiasBlock {
           for (int y = 0; y < 2; ++y) {
             if (!sight.sees(key + y)) continue;
             sum_[c][n][2 * half + y] +=
-                gradient_of<T, true>(p, terms, key + y, raw[0][n][2 * half + y],
-                                     dp[0][n][2 * half + y], stats, y == 0 ? keep.x : keep.y)
+                gradient_of<T>(p, terms, key + y, raw[0][n][2 * half + y], dp[0][n][2 * half + y],
+                               stats, y == 0 ? keep.x : keep.y)
                     .bias;
           }
         }
@@ -181,7 +181,7 @@ class BiasBlock {
 };
 
 template <typename T, int kDimQk, int kDimV>
-__global__ void __launch_bounds__(BiasBlock<T, kDimQk, kDimV>::kThreads)
+__global__ void __launch_bounds__(BiasBlock<T, kDimQk, kDimV>::kThreads, 2)
     backward_bias_kernel(const __grid_constant__ BackwardArguments a) {
   extern __shared__ __align__(128) unsigned char memory[];
   BiasBlock<T, kDimQk, kDimV>(a, memory).run();

@@ -5,33 +5,50 @@
 
 namespace fovea::cuda {
 
-// dK and dV: a block holds a tile of keys and walks over the query rows that see them.
-// dQ: a block holds a tile of query rows and walks over keys, as forward does.
+// Keys: a block holds a tile of keys and walks over the query rows that see them, for dK and dV,
+// and for dQ too when all is done in one pass.
+// Rows: a block holds a tile of query rows and walks over keys, as forward does, for dQ alone.
 struct BackwardConfig {
   int dim_qk, dim_v;
   int element_bytes;
-  int key_warps;  // dK, dV: warps of a block, 16 * key_m_tiles keys each
+  int key_warps;  // keys: warps of a block, 16 * key_m_tiles keys each
   int key_m_tiles;
-  int key_tile_q;  // dK, dV: query rows of a stage
-  bool split;      // dK and dV in launches of their own: their sums together exceed the registers
-  int row_warps;   // dQ: warps of a block, 16 * row_m_tiles rows each
+  bool keys_in_registers;  // keys: K and V, besides
+  int query_warps;         // keys: warps that share their keys, and split queries and columns
+  int key_tile_q;          // keys: query rows of a stage
+  int dq_row_warps;        // keys: warps over the rows of a tile's dQ, the others over its columns;
+                           // 0: no pass that does all
+  bool split;     // dK and dV in launches of their own: their sums together exceed the registers
+  int row_warps;  // rows: warps of a block, 16 * row_m_tiles rows each
   int row_m_tiles;
-  int row_tile_kv;             // dQ: keys of a stage
+  int row_tile_kv;             // rows: keys of a stage
   int key_blocks, row_blocks;  // of an SM, at least: what the registers are bounded by
   int chunk;  // rows or keys whose scores are in registers at once: independent sums hide latency
+  int masked_chunk;  // of tiles of which something is hidden, whose masks need registers too
   Terms terms;
 
   static constexpr int kStages = 2;
+  static constexpr int kRowStats = 4;      // words of a query row in shared memory
+  static constexpr int kSumTile = 128;     // rows of a tile of sums: a multiple of every tile
+  static constexpr int kSumThreads = 256;  // that round them
 
-  constexpr int key_tile() const { return key_warps * 16 * key_m_tiles; }
+  constexpr bool one_pass() const { return dq_row_warps > 0; }
+  constexpr int key_tile() const { return key_warps / query_warps * 16 * key_m_tiles; }
   constexpr int key_threads() const { return 32 * key_warps; }
   constexpr int row_tile() const { return row_warps * 16 * row_m_tiles; }
   constexpr int row_threads() const { return 32 * row_warps; }
   constexpr int pair_bytes() const {  // a row of both dims
     return shared_row_bytes(element_bytes, dim_qk) + shared_row_bytes(element_bytes, dim_v);
   }
+  constexpr int score_bytes() const { return key_tile() * key_tile_q * element_bytes; }
   constexpr int key_shared_bytes() const {
-    return (key_tile() + kStages * key_tile_q) * pair_bytes() + kStages * key_tile_q * 2 * 4;
+    return (query_warps > 1 ? 2 * score_bytes() : 0) +
+           (key_tile() + kStages * key_tile_q) * pair_bytes() +
+           kStages * key_tile_q * kRowStats * 4;
+  }
+  // Two stages of gradients of scores in all.
+  constexpr int one_pass_shared_bytes() const {
+    return key_shared_bytes() + (query_warps > 1 ? 1 : 2) * score_bytes();
   }
   constexpr int row_shared_bytes() const {
     return (row_tile() + kStages * row_tile_kv) * pair_bytes();
@@ -39,34 +56,67 @@ struct BackwardConfig {
 };
 
 constexpr BackwardConfig backward_config(int element_bytes, int dim_qk, int dim_v, Terms terms) {
-  BackwardConfig c{dim_qk, dim_v, element_bytes, 4, 2, 64, false, 4, 2, 64, 1, 1, 32, terms};
+  BackwardConfig c{};
+  c.dim_qk = dim_qk;
+  c.dim_v = dim_v;
+  c.element_bytes = element_bytes;
+  c.terms = terms;
+  c.key_warps = c.row_warps = 4;
+  c.key_m_tiles = c.row_m_tiles = 2;
+  c.key_tile_q = c.row_tile_kv = 64;
+  c.key_blocks = 2;
+  c.row_blocks = 1;
+  c.chunk = c.masked_chunk = 32;
+  c.query_warps = 1;
+  c.keys_in_registers = dim_qk == 32;
+  c.dq_row_warps = dim_qk >= 64 ? 2 : 4;
+  if (dim_qk == 16) {
+    c.key_blocks = 4;
+    c.masked_chunk = 16;
+  }
+  if (dim_qk == 32) {
+    c.key_blocks = 3;
+    c.chunk = c.masked_chunk = 16;
+  }
+  if (dim_qk == 64) c.masked_chunk = 16;
   if (dim_qk > 64) {
-    c.key_m_tiles = c.row_m_tiles = 1;
+    c.key_warps = 8;
+    c.query_warps = 2;
+    c.row_m_tiles = 1;
     c.row_tile_kv = 32;
+    c.key_blocks = 1;
     c.row_blocks = 3;
+    if (dim_qk == 96) c.dq_row_warps = 4;
   }
   if (dim_qk > 128) {
-    c.key_tile_q = c.row_tile_kv = c.chunk = 16;
+    c.key_warps = 4;
+    c.query_warps = c.key_m_tiles = 1;
+    c.key_tile_q = c.row_tile_kv = c.chunk = c.masked_chunk = 16;
     c.split = dim_v > 128 || terms == Terms::kAny;
     c.row_blocks = 1;
+    c.dq_row_warps = 0;
   }
   if (terms == Terms::kAny) {
-    c.key_m_tiles = c.row_m_tiles = 1;
-    c.chunk = 16;
+    c.key_m_tiles = c.row_m_tiles = c.query_warps = 1;
+    c.chunk = c.masked_chunk = 16;
+    c.key_blocks = 1;
+    c.keys_in_registers = false;
   }
   if (element_bytes == 4) {
-    c.key_m_tiles = c.row_m_tiles = 1;
-    c.key_tile_q = c.row_tile_kv = c.chunk = 16;
+    c.key_m_tiles = c.row_m_tiles = c.query_warps = 1;
+    c.key_tile_q = c.row_tile_kv = c.chunk = c.masked_chunk = 16;
     c.key_warps = c.row_warps = dim_qk > 128 ? 1 : dim_qk > 64 ? 2 : 4;
+    c.key_blocks = 1;
+    c.dq_row_warps = 0;
+    c.keys_in_registers = false;
   }
   return c;
 }
 
-template <typename T, int kDimQk, int kDimV, bool kAnyTerms>
+template <typename T, int kDimQk, int kDimV, Terms kTerms>
 struct BackwardShape {
   using Element = T;
-  static constexpr BackwardConfig kConfig =
-      backward_config(sizeof(T), kDimQk, kDimV, kAnyTerms ? Terms::kAny : Terms::kNone);
+  static constexpr BackwardConfig kConfig = backward_config(sizeof(T), kDimQk, kDimV, kTerms);
 };
 
 }  // namespace fovea::cuda

@@ -7,6 +7,9 @@
 
 namespace fovea::cuda {
 
+// The NaN that delta is where dout is not finite: other NaNs come from out, and do not reach dv.
+constexpr uint32_t kBadDout = 0x7fc0d007u;
+
 // Of one query row.
 struct RowStats {
   float lse2, delta;
@@ -18,22 +21,24 @@ struct Gradient {
   float bias;    // d loss / d bias
 };
 
-// Invisible elements give exact zeros, whatever the products hold.
-template <typename T, bool kAnyTerms>
+// With a positive scale and no other term; `dp` is dout . v - delta.
+__device__ __forceinline__ Gradient plain_gradient_of(const Problem& p, float raw, float dp,
+                                                      float lse2) {
+  const float w = ptx::exp2_approx(fmaf(raw, p.scale * kLog2e, -lse2));
+  return {w, w * dp, w * dp};
+}
+
+// With every term; `dp` is dout . v. Elements that a mask hides give exact zeros, whatever the
+// products hold.
+template <typename T>
 __device__ __forceinline__ Gradient gradient_of(const Problem& p, const TermRow& terms, int key,
                                                 float raw, float dp, RowStats stats, float keep) {
-  if constexpr (!kAnyTerms) {
-    const float w = ptx::exp2_approx(fmaf(raw, p.scale * kLog2e, -stats.lse2));
-    const float ds = w * (dp - stats.delta);
-    return {w, ds, ds};
-  } else {
-    float slope = 1;
-    const float x = logit<T>(p, terms, key, raw, &slope);
-    if (x == -kInfinity) return {0, 0, 0};
-    const float w = ptx::exp2_approx(fmaf(x, kLog2e, -stats.lse2));
-    const float ds = w * (dp * keep - stats.delta);
-    return {w * keep, ds * slope, ds};
-  }
+  float slope = 1;
+  const float x = logit<T>(p, terms, key, raw, &slope);
+  if (x == -kInfinity) return {0, 0, 0};
+  const float w = ptx::exp2_approx(fmaf(x, kLog2e, -stats.lse2));
+  const float ds = w * (dp * keep - stats.delta);
+  return {w * keep, ds * slope, ds};
 }
 
 // Index into delta and lse2 of row (head_q, i).

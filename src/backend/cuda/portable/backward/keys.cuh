@@ -1,215 +1,411 @@
-// dK and dV: a block holds a tile of keys of one KV head and walks over the query rows of its group
-// that see them, Q and dO coming through two stages of shared memory. Fragments have keys for rows
-// and queries for columns, so that weights are at once the operand of the sums.
+// dK and dV, and dQ in the same pass: a block holds a tile of keys of one KV head and walks over
+// the query rows of its group that see them, Q and dO coming through two stages of shared memory.
+// Fragments have keys for rows and queries for columns, so that weights are at once the operand of
+// the sums. Gradients of scores go through shared memory to the product that is dQ, which is added
+// to sums in the workspace: in any order, so a deterministic pass leaves dQ to another kernel.
 #pragma once
 
-#include "backend/cuda/portable/backward/config.h"
 #include "backend/cuda/portable/backward/element.cuh"
+#include "backend/cuda/portable/backward/sums.cuh"
+#include "prim/cuda/ptx/barrier.cuh"
 #include "prim/cuda/tile/products.cuh"
 
 namespace fovea::cuda {
 
-enum class KeySums { kBoth, kDk, kDv };
+enum class KeySums { kBoth, kDk, kDv, kAll };  // kAll: dq too
+
+// A tile of query rows that a block visits.
+struct Rung {
+  int tile;  // past the last: there are no more
+  Row first;
+  bool one_head;
+  bool masked;  // some row may not see some key
+  int keys;     // that some row may see, from the block's first on
+
+  __device__ __forceinline__ RowSpan span(int rows) const { return {first, tile * rows, one_head}; }
+};
+
+// Where a block of keys is: in shared memory, as `Place` is. `row` and `rows` are the positions of
+// queries that may see the keys.
+struct KeyPlace : Place {
+  int tile_end;     // of this block's part of the rows
+  int64_t sum_row;  // of the group's first query row
+  bool dirty_keys;  // not all of them are finite
+  Rung rungs[4];    // the one at hand, those before and after it, and one being found
+};
 
 template <typename Shape, KeySums kSums>
 class KeyBlock {
   using T = typename Shape::Element;
   static constexpr BackwardConfig kC = Shape::kConfig;
   static constexpr int kM = kC.key_m_tiles, kTileKv = kC.key_tile(), kTileQ = kC.key_tile_q;
-  static constexpr int kThreads = kC.key_threads(), kChunk = kC.chunk, kN = kChunk / 8;
+  static constexpr int kThreads = kC.key_threads();
   static constexpr bool kAnyTerms = kC.terms == Terms::kAny;
   static constexpr bool kWantDk = kSums != KeySums::kDv, kWantDv = kSums != KeySums::kDk;
+  static constexpr bool kWantDq = kSums == KeySums::kAll;
+  // Warps that share their keys: each takes its share of the queries for the scores, which pass
+  // through shared memory, and its share of the columns for the sums.
+  static constexpr int kShare = kC.query_warps;
+  static constexpr int kMaskedChunk = kC.masked_chunk, kChunk = kWantDq ? kC.chunk : kMaskedChunk;
+  // Warps over the rows of dq, and over its columns.
+  static constexpr int kDqWarpsM = kC.dq_row_warps, kDqWarpsN = kC.key_warps / kDqWarpsM;
+  static constexpr int kDqM = kTileQ / 16 / kDqWarpsM, kDqN = kC.dim_qk / 8 / kDqWarpsN;
   using TileK = tile::SharedTile<T, kTileKv, kC.dim_qk>;
   using TileV = tile::SharedTile<T, kTileKv, kC.dim_v>;
   using TileQ = tile::SharedTile<T, kTileQ, kC.dim_qk>;
   using TileDout = tile::SharedTile<T, kTileQ, kC.dim_v>;
+  using TileDs = tile::SharedTile<T, kTileKv, kTileQ>;  // gradients of scores, a key a row
+  static_assert(kShare == 1 || kTileQ == kShare * kC.chunk);
 
  public:
-  __device__ __forceinline__ KeyBlock(const BackwardArguments& a, Place& place,
+  __device__ __forceinline__ KeyBlock(const BackwardArguments& a, KeyPlace& place,
                                       unsigned char* memory)
       : a_(a), place_(place), stats_(reinterpret_cast<float*>(memory)) {
     s_stats_ = ptx::shared_address(memory);
-    s_k_ = s_stats_ + BackwardConfig::kStages * kTileQ * 2 * 4;
+    s_k_ = s_stats_ + BackwardConfig::kStages * kTileQ * BackwardConfig::kRowStats * 4;
     s_v_ = s_k_ + TileK::kBytes;
     s_q_ = s_v_ + TileV::kBytes;
     s_dout_ = s_q_ + 2 * TileQ::kBytes;
+    s_ds_ = s_dout_ + 2 * TileDout::kBytes;
+    s_weights_ = s_ds_ + (kWantDq ? 2 : 1) * TileDs::kBytes;
   }
 
   __device__ __forceinline__ void run() {
     const Problem& p = a_.p;
-    if (threadIdx.x == 0) {
-      const int tiles = (p.kv_len + kTileKv - 1) / kTileKv;
-      const int item = blockIdx.x;
-      place_.b = item / tiles / p.head_kv;
-      place_.head_kv = item / tiles % p.head_kv;
-      place_.key_begin = item % tiles * kTileKv;
-      place_.s = sequence_at(p, place_.b);
-    }
+    if (threadIdx.x == 0) find_place();
     __syncthreads();
-    // Dense rows past a key length exist and get zeros; packed ones belong to the next sequence.
-    const int stored = p.cu_q != nullptr ? place_.s.kv_len : p.kv_len;
-    if (place_.key_begin >= stored) return;
-    load_keys();
+    if (place_.key_begin >= stored_keys()) return;
+    load_keys<T, TileK, kThreads>(s_k_, a_.k, place_, place_.key_begin, place_.s.kv_len, p.dim_qk,
+                                  a_.vector_k);
+    load_keys<T, TileV, kThreads>(s_v_, a_.v, place_, place_.key_begin, place_.s.kv_len, p.dim_v,
+                                  a_.vector_v);
     if constexpr (kWantDk) tile::clear(dk_);
     if constexpr (kWantDv) tile::clear(dv_);
-    const int row_tiles = (p.group * place_.s.q_len + kTileQ - 1) / kTileQ;
-    int next = next_tile(0, row_tiles);
-    if (next < row_tiles) load_rows(0, next);
+    // What the loop does not hold in registers is left to the sums.
+    if (there_is(0)) load_rows(0, place_.rungs[0]);
     ptx::cp_async_commit();
-    for (int n = 0; next < row_tiles; ++n) {
-      const int tile = next, stage = n % 2;
-      next = next_tile(tile + 1, row_tiles);
+    int n = 0;
+    for (; there_is(n); ++n) {
       ptx::cp_async_wait<0>();
       __syncthreads();
-      if (next < row_tiles) load_rows(1 - stage, next);
+      if (there_is(n + 1)) load_rows((n + 1) % 2, place_.rungs[(n + 1) % 4]);
       ptx::cp_async_commit();
-      if (kAnyTerms || !seen_by_all(tile * kTileQ)) {
-        step<true>(stage, tile * kTileQ);
-      } else {
-        step<false>(stage, tile * kTileQ);
+      if constexpr (kC.keys_in_registers) {
+        if (n == 0) {
+          tile::rows_of_tile<TileK>(k_, s_k_, first_key());
+          tile::rows_of_tile<TileV>(v_, s_v_, first_key());
+        }
       }
+      if (threadIdx.x == 0) {
+        place_.rungs[(n + 2) % 4] = rung_from(place_.rungs[(n + 1) % 4].tile + 1);
+      }
+      if constexpr (kShare == 1) add_dq_before(n);
+      step(n);
+      if constexpr (kShare > 1) add_dq_before(n);
     }
     ptx::cp_async_wait<0>();
-    store(stored);
+    if constexpr (kWantDq) {
+      __syncthreads();
+      if (n > 0) add_dq(n - 1);
+    }
+    if (kWantDq && a_.row_parts > 1) {
+      add_key_sums();
+    } else {
+      store();
+    }
   }
 
  private:
   static __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+  static __device__ __forceinline__ int share() { return warp() % kShare; }
+  // This warp's first key, counted from the block's.
+  static __device__ __forceinline__ int first_key() { return warp() / kShare * kM * 16; }
 
-  // Rows [row, row + kTileQ) of the group, the first and the last sight among them.
-  struct Sights {
-    Sight low, high;
-    bool whole;  // kTileQ rows
-  };
-  __device__ __forceinline__ Sights sights_of(int row) const {
-    const int last = min(row + kTileQ, a_.p.group * place_.s.q_len) - 1;
-    const Row from = Row::at(place_.s, row), to = Row::at(place_.s, last);
-    const bool one_head = from.head == to.head;
-    return {sight_of(a_.p, place_.s, one_head ? from.i : 0),
-            sight_of(a_.p, place_.s, one_head ? to.i : place_.s.q_len - 1),
-            last == row + kTileQ - 1};
+  // Dense rows past a key length exist and get zeros; packed ones belong to the next sequence.
+  __device__ __forceinline__ int stored_keys() const {
+    return a_.p.cu_q != nullptr ? place_.s.kv_len : a_.p.kv_len;
   }
-  __device__ __forceinline__ int next_tile(int tile, int tiles) const {
-    for (; tile < tiles; ++tile) {
-      const Sights span = sights_of(tile * kTileQ);
-      if (span.high.end > place_.key_begin && span.low.begin < place_.key_begin + kTileKv)
-        return tile;
-      if (span.low.prefix > place_.key_begin) return tile;
+  __device__ __forceinline__ bool there_is(int n) const {
+    return place_.rungs[n % 4].tile < place_.tile_end;
+  }
+
+  // By one thread.
+  __device__ __forceinline__ void find_place() const {
+    const Problem& p = a_.p;
+    const int tiles = (p.kv_len + kTileKv - 1) / kTileKv;
+    const int item = blockIdx.x / a_.row_parts, part = blockIdx.x % a_.row_parts;
+    KeyPlace& place = place_;
+    place.b = item / tiles / p.head_kv;
+    place.head_kv = item / tiles % p.head_kv;
+    place.s = sequence_at(p, place.b);
+    place.key_begin = item % tiles * kTileKv;
+    place.key_end = min(place.key_begin + kTileKv, place.s.kv_len);
+    const int64_t shift = place.s.kv_len - place.s.q_len;
+    int64_t first = 0, end = place.s.q_len;
+    if (p.prefix <= place.key_begin) {
+      if (p.right >= 0) first = max(first, place.key_begin - int64_t{p.right} - shift);
+      if (p.left >= 0) end = min(end, place.key_end + int64_t{p.left} - shift);
     }
-    return tiles;
+    if (place.key_begin >= place.key_end || end < first) first = end = 0;
+    place.row = static_cast<int>(first);
+    place.rows = static_cast<int>(end - first);
+    const int64_t row_tiles = (p.group * place.s.q_len + kTileQ - 1) / kTileQ;
+    place.tile_end = static_cast<int>((part + 1) * row_tiles / a_.row_parts);
+    if constexpr (kWantDq) place.sum_row = query_sum_row(p, place);
+    place.rungs[0] = rung_from(static_cast<int>(part * row_tiles / a_.row_parts));
+    place.rungs[1] = rung_from(place.rungs[0].tile + 1);
   }
 
-  __device__ __forceinline__ void load_keys() {
-    const int keys = place_.s.kv_len - place_.key_begin;
-    const T* const k = static_cast<const T*>(a_.k.data) + place_.s.batch_at * a_.k.batch +
-                       place_.head_kv * a_.k.head + (place_.s.kv_row + place_.key_begin) * a_.k.row;
-    const T* const v = static_cast<const T*>(a_.v.data) + place_.s.batch_at * a_.v.batch +
-                       place_.head_kv * a_.v.head + (place_.s.kv_row + place_.key_begin) * a_.v.row;
-    tile::TileLoader<T, TileK, kThreads>::fill(
-        s_k_, [&](int r) { return k + r * a_.k.row; }, keys, a_.p.dim_qk, a_.vector_k);
-    tile::TileLoader<T, TileV, kThreads>::fill(
-        s_v_, [&](int r) { return v + r * a_.v.row; }, keys, a_.p.dim_v, a_.vector_v);
+  // The first tile from `tile` on that may see the keys.
+  __device__ __forceinline__ Rung rung_from(int tile) const {
+    const int q_len = place_.s.q_len, begin = place_.key_begin, end = begin + kTileKv;
+    while (place_.rows > 0 && tile < place_.tile_end) {
+      const RowSpan span = RowSpan::at(place_.s, tile * kTileQ, kTileQ);
+      const int i = span.first.i;
+      if (span.one_head && i >= place_.row + place_.rows) {
+        tile = (span.first.head + 1) * q_len / kTileQ;
+      } else if (span.one_head && i + kTileQ <= place_.row) {
+        tile = (span.first.head * q_len + place_.row) / kTileQ;
+      } else {
+        const Sight low = sight_of(a_.p, place_.s, span.one_head ? i : 0);
+        const Sight high = sight_of(a_.p, place_.s, span.one_head ? i + kTileQ - 1 : q_len - 1);
+        const bool whole = (tile + 1) * kTileQ <= a_.p.group * q_len;
+        const bool seen = (high.begin <= begin && low.end >= end) || low.prefix >= end;
+        const int keys = span.one_head ? max(high.end, high.prefix) - begin : kTileKv;
+        return {tile, span.first, span.one_head, !(whole && seen), clamp_to(keys, 0, kTileKv)};
+      }
+    }
+    return {place_.tile_end, {}, false, false, 0};
   }
 
-  __device__ __forceinline__ void load_rows(int stage, int tile) {
-    const int first = tile * kTileQ, rows = a_.p.group * place_.s.q_len - first;
-    const RowSpan span = RowSpan::at(place_.s, first, min(rows, kTileQ));
-    const auto load = [&]<typename Tile>(Tile, const Rows& t, uint32_t shared, int cols,
-                                         bool vector) {
-      const T* const base = static_cast<const T*>(t.data) + place_.s.batch_at * t.batch +
-                            place_.s.q_row * t.row +
-                            static_cast<int64_t>(place_.head_kv * a_.p.group) * t.head;
-      tile::TileLoader<T, Tile, kThreads>::fill(
-          shared + stage * Tile::kBytes,
-          [&](int r) {
-            const Row row = span.of(place_.s, r);
-            return base + row.head * t.head + row.i * t.row;
-          },
-          rows, cols, vector);
-    };
-    load(TileQ{}, a_.q, s_q_, a_.p.dim_qk, a_.vector_q);
-    load(TileDout{}, a_.dout, s_dout_, a_.p.dim_v, a_.vector_dout);
-    const uint32_t stats = s_stats_ + stage * 2 * kTileQ * 4;
+  __device__ __forceinline__ void load_rows(int stage, const Rung& rung) {
+    const int rows = a_.p.group * place_.s.q_len - rung.tile * kTileQ;
+    const RowSpan span = rung.span(kTileQ);
+    load_queries<T, TileQ, kThreads>(s_q_ + stage * TileQ::kBytes, a_.q, place_, a_.p.group, span,
+                                     rows, a_.p.dim_qk, a_.vector_q);
+    load_queries<T, TileDout, kThreads>(s_dout_ + stage * TileDout::kBytes, a_.dout, place_,
+                                        a_.p.group, span, rows, a_.p.dim_v, a_.vector_dout);
+    const int at = stage * BackwardConfig::kRowStats * kTileQ;
     for (int r = threadIdx.x; r < kTileQ; r += kThreads) {
-      const Row which = span.of(place_.s, r < rows ? r : 0);
-      const int64_t at =
+      if (r >= rows) {  // rows past the last: weights of zero
+        stats_[at + r] = kInfinity;
+        stats_[at + kTileQ + r] = 0;
+        reinterpret_cast<int2*>(stats_ + at + 2 * kTileQ)[r] = {-1, -1};
+        continue;
+      }
+      const Row which = span.of(place_.s, r);
+      const int64_t from =
           stat_index(a_, place_.s, place_.head_kv * a_.p.group + which.head, which.i);
-      const int bytes = r < rows ? 4 : 0;  // rows past the last are masked
-      ptx::cp_async_4(stats + r * 4, a_.lse2 + at, bytes);
-      ptx::cp_async_4(stats + (kTileQ + r) * 4, a_.delta + at, bytes);
+      ptx::cp_async_4(s_stats_ + (at + r) * 4, a_.lse2 + from, 4);
+      ptx::cp_async_4(s_stats_ + (at + kTileQ + r) * 4, a_.delta + from, 4);
+      if (kAnyTerms || rung.masked) {
+        const Sight sight = sight_of(a_.p, place_.s, which.i);
+        reinterpret_cast<int2*>(stats_ + at + 2 * kTileQ)[r] = {sight.begin, sight.end};
+      }
     }
   }
 
-  // Whether every row of a tile sees every key of the block.
-  __device__ __forceinline__ bool seen_by_all(int row) const {
-    const Sights sights = sights_of(row);
-    const int begin = place_.key_begin, end = begin + kTileKv;
-    return sights.whole &&
-           ((sights.high.begin <= begin && sights.low.end >= end) || sights.low.prefix >= end);
-  }
-
-  // kMasked is known at compile time: what it costs would otherwise be paid by every tile.
-  template <bool kMasked>
-  __device__ __forceinline__ void step(int stage, int row) {
-    bool dirty = false;
-    if constexpr (kMasked) {
-      dirty = tile::holds_nonfinite<T, TileQ>(s_q_ + stage * TileQ::kBytes, kThreads);
-      dirty |= tile::holds_nonfinite<T, TileDout>(s_dout_ + stage * TileDout::kBytes, kThreads);
-      dirty = __syncthreads_or(dirty);
-    }
+  __device__ __forceinline__ void step(int n) {
+    if constexpr (kShare > 1) {
+      const int chunk = share() * kChunk;
+      if (first_key() >= place_.rungs[n % 4].keys) {  // so say the warps that share the keys
+        store_nothing(s_ds_ + ds_stage(n), chunk);
+        return;
+      }
+      const Seen seen = seen_by_warp(n, chunk);
+      bool dirty = false;
+      if (seen == Seen::kSome) {
+        dirty = share_chunk<true>(n, chunk);
+      } else if (seen == Seen::kAll) {
+        share_chunk<false>(n, chunk);
+      } else {
+        store_nothing(s_ds_ + ds_stage(n), chunk);
+        store_nothing(s_weights_, chunk);
+      }
+      if (ptx::barrier_or(1 + warp() / kShare, 32 * kShare, dirty)) {
+        add_shared_products(n, true);
+      } else {
+        add_shared_products(n, false);
+      }
+    } else {
 #pragma unroll 1
-    for (int chunk = 0; chunk < kTileQ; chunk += kChunk) {
-      const uint32_t s_q = s_q_ + stage * TileQ::kBytes;
-      const uint32_t s_dout = s_dout_ + stage * TileDout::kBytes;
-      ptx::Fragment weights[kM][kN], scores[kM][kN];
-      tile::dot_rows<T, TileK, TileQ>(weights, s_k_, warp() * kM * 16, s_q, chunk);
-      tile::dot_rows<T, TileV, TileDout>(scores, s_v_, warp() * kM * 16, s_dout, chunk);
-      elements<kMasked>(weights, scores, stage, row + chunk, chunk, dirty);
-      if constexpr (kWantDv)
-        tile::add_weighted_rows<T, TileDout>(dv_, weights, s_dout, chunk, dirty);
-      if constexpr (kWantDk) tile::add_weighted_rows<T, TileQ>(dk_, scores, s_q, chunk, dirty);
+      for (int chunk = 0; chunk < kTileQ; chunk += kChunk) {
+        const Seen seen = seen_by_warp(n, chunk);
+        if (kAnyTerms || seen == Seen::kSome) {
+#pragma unroll 1
+          for (int part = 0; part < kChunk; part += kMaskedChunk) {
+            add_chunk<true, kMaskedChunk / 8>(n, chunk + part);
+          }
+        } else if (seen == Seen::kAll) {
+          add_chunk<false, kChunk / 8>(n, chunk);
+        } else if constexpr (kWantDq) {
+          store_nothing(s_ds_ + ds_stage(n), chunk);
+        }
+      }
     }
+  }
+
+  static __device__ __forceinline__ uint32_t ds_stage(int n) {
+    return kWantDq ? n % 2 * TileDs::kBytes : 0;
+  }
+  __device__ __forceinline__ void store_nothing(uint32_t shared, int chunk) const {
+    ptx::Fragment none[kM][kChunk / 8];
+    tile::clear(none);
+    tile::store_fragments<T, TileDs>(shared, first_key(), chunk, none);
+  }
+
+  enum class Seen { kNone, kSome, kAll };
+  // How much of this warp's keys the rows of a chunk see.
+  __device__ __forceinline__ Seen seen_by_warp(int n, int chunk) const {
+    const Rung& rung = place_.rungs[n % 4];
+    if (!rung.masked) return Seen::kAll;
+    const int begin = place_.key_begin + first_key(), end = begin + kM * 16;
+    const int prefix = min(a_.p.prefix, place_.s.kv_len);
+    if (begin >= place_.s.kv_len) return Seen::kNone;
+    const bool whole = rung.tile * kTileQ + chunk + kChunk <= a_.p.group * place_.s.q_len;
+    if (!rung.one_head || !whole) return Seen::kSome;
+    const int2* const sights = reinterpret_cast<const int2*>(
+        stats_ + n % 2 * BackwardConfig::kRowStats * kTileQ + 2 * kTileQ);
+    const int2 low = sights[chunk], high = sights[chunk + kChunk - 1];
+    if ((high.y <= begin || low.x >= end) && prefix <= begin) return Seen::kNone;
+    return (high.x <= begin && low.y >= end) || prefix >= end ? Seen::kAll : Seen::kSome;
+  }
+
+  // Weights and gradients of scores; whether a row of q or dout is not finite.
+  // kMasked is known at compile time: what it costs would otherwise be paid by all.
+  template <bool kMasked, int kN>
+  __device__ __forceinline__ bool weigh(ptx::Fragment (&weights)[kM][kN],
+                                        ptx::Fragment (&scores)[kM][kN], int n, int chunk) const {
+    const int stage = n % 2;
+    const float* const stats = stats_ + stage * BackwardConfig::kRowStats * kTileQ;
+    const uint32_t s_q = s_q_ + stage * TileQ::kBytes, s_dout = s_dout_ + stage * TileDout::kBytes;
+    start_from_delta(scores, stats + kTileQ + chunk);
+    if constexpr (kC.keys_in_registers) {
+      tile::dot_fragments<T, TileQ>(weights, k_, s_q, chunk);
+      tile::add_dot_fragments<T, TileDout>(scores, v_, s_dout, chunk);
+    } else {
+      tile::dot_rows<T, TileK, TileQ>(weights, s_k_, first_key(), s_q, chunk);
+      tile::add_dot_rows<T, TileV, TileDout>(scores, s_v_, first_key(), s_dout, chunk);
+    }
+    // Such rows show in every product; they must not meet the zero weights of keys that they do not
+    // see.
+    const bool dirty = kMasked && any_nonfinite(weights, scores);
+    elements<kMasked>(weights, scores, stats, n, chunk, dirty);
+    return dirty;
+  }
+
+  template <bool kMasked, int kN>
+  __device__ __forceinline__ void add_chunk(int n, int chunk) {
+    ptx::Fragment weights[kM][kN], scores[kM][kN];
+    const bool dirty = weigh<kMasked>(weights, scores, n, chunk);
+    const uint32_t s_q = s_q_ + n % 2 * TileQ::kBytes, s_dout = s_dout_ + n % 2 * TileDout::kBytes;
+    if (dirty) {
+      add_products(weights, scores, s_q, s_dout, chunk, true);
+    } else {
+      add_products(weights, scores, s_q, s_dout, chunk, false);
+    }
+    // Last, for no load of a fragment is moved before a store.
+    if constexpr (kWantDq) {
+      tile::store_fragments<T, TileDs>(s_ds_ + ds_stage(n), first_key(), chunk, scores);
+    }
+  }
+
+  template <bool kMasked>
+  __device__ __forceinline__ bool share_chunk(int n, int chunk) {
+    ptx::Fragment weights[kM][kChunk / 8], scores[kM][kChunk / 8];
+    const bool dirty = weigh<kMasked>(weights, scores, n, chunk);
+    tile::store_fragments<T, TileDs>(s_weights_, first_key(), chunk, weights);
+    tile::store_fragments<T, TileDs>(s_ds_ + ds_stage(n), first_key(), chunk, scores);
+    return dirty;
+  }
+  __device__ __forceinline__ void add_shared_products(int n, bool dirty) {
+    tile::add_rows_by_rows<T, TileDs, TileDout>(dv_, s_weights_, first_key(),
+                                                s_dout_ + n % 2 * TileDout::kBytes,
+                                                share() * (kC.dim_v / kShare), dirty);
+    tile::add_rows_by_rows<T, TileDs, TileQ>(dk_, s_ds_ + ds_stage(n), first_key(),
+                                             s_q_ + n % 2 * TileQ::kBytes,
+                                             share() * (kC.dim_qk / kShare), dirty);
+  }
+
+  template <int kN>
+  __device__ __forceinline__ void add_products(const ptx::Fragment (&weights)[kM][kN],
+                                               const ptx::Fragment (&scores)[kM][kN], uint32_t s_q,
+                                               uint32_t s_dout, int chunk, bool dirty) {
+    if constexpr (kWantDv) tile::add_weighted_rows<T, TileDout>(dv_, weights, s_dout, chunk, dirty);
+    if constexpr (kWantDk) tile::add_weighted_rows<T, TileQ>(dk_, scores, s_q, chunk, dirty);
+  }
+
+  // The products dout . v begin at -delta, which they are used with.
+  template <int kN>
+  __device__ __forceinline__ void start_from_delta(ptx::Fragment (&scores)[kM][kN],
+                                                   const float* delta) const {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+      float2 d{0, 0};
+      if constexpr (!kAnyTerms) {
+        d = *reinterpret_cast<const float2*>(delta + n * 8 + lane() % 4 * 2);
+      }
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        scores[m][n][0] = scores[m][n][2] = -d.x;
+        scores[m][n][1] = scores[m][n][3] = -d.y;
+      }
+    }
+  }
+
+  template <int kN>
+  static __device__ __forceinline__ bool any_nonfinite(const ptx::Fragment (&a)[kM][kN],
+                                                       const ptx::Fragment (&b)[kM][kN]) {
+    float sum = 0;  // of zeros, or NaN
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+#pragma unroll
+        for (int x = 0; x < 4; ++x) sum = fmaf(a[m][n][x], 0.0f, fmaf(b[m][n][x], 0.0f, sum));
+      }
+    }
+    return __any_sync(0xffffffffu, sum != 0);
   }
 
   // From products q . k and dout . v to weights and gradients of scores.
-  template <bool kMasked>
+  template <bool kMasked, int kN>
   __device__ __forceinline__ void elements(ptx::Fragment (&weights)[kM][kN],
-                                           ptx::Fragment (&scores)[kM][kN], int stage, int row,
-                                           int chunk, bool dirty) const {
-    const float* const stats = stats_ + stage * 2 * kTileQ + chunk;
-    RowSpan span{};
-    if constexpr (kMasked) span = RowSpan::at(place_.s, row, kChunk);
+                                           ptx::Fragment (&scores)[kM][kN], const float* stats,
+                                           int rung, int chunk, bool dirty) const {
+    const int2* const sights = reinterpret_cast<const int2*>(stats + 2 * kTileQ);
+    const int prefix = min(a_.p.prefix, place_.s.kv_len);
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
+      const int pair = chunk + n * 8 + lane() % 4 * 2;
+      const float2 lse2 = *reinterpret_cast<const float2*>(stats + pair);
+      const float2 delta = *reinterpret_cast<const float2*>(stats + kTileQ + pair);
 #pragma unroll
       for (int y = 0; y < 2; ++y) {
-        const int column = n * 8 + lane() % 4 * 2 + y;
-        const RowStats of_row{stats[column], stats[kTileQ + column]};
-        Row which{};
+        const RowStats of_row = y == 0 ? RowStats{lse2.x, delta.x} : RowStats{lse2.y, delta.y};
         Sight sight{};
+        if constexpr (kMasked) {
+          const int2 range = sights[pair + y];  // ends at -1: no row
+          sight = {range.x, range.y, range.y < 0 ? 0 : prefix};
+        }
+        Row which{};
         TermRow terms{};
         bool real = true;
-        if constexpr (kMasked) {
-          which = span.of(place_.s, column);
+        if constexpr (kAnyTerms) {
+          which = place_.rungs[rung % 4].span(kTileQ).of(place_.s, pair + y);
           real = which.head < a_.p.group;
-          sight = sight_of(a_.p, place_.s, which.i);
-          if (kAnyTerms) {
-            const int head = place_.head_kv * a_.p.group + (real ? which.head : 0);
-            terms = term_row<T>(a_.p, place_.s, place_.b, head, which.i);
-          }
+          const int head = place_.head_kv * a_.p.group + (real ? which.head : 0);
+          terms = term_row<T>(a_.p, place_.s, place_.b, head, which.i);
         }
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            const int key = place_.key_begin + (warp() * kM + m) * 16 + half * 8 + lane() / 4;
+            const int key = place_.key_begin + first_key() + m * 16 + half * 8 + lane() / 4;
             float& w = weights[m][n][2 * half + y];
             float& ds = scores[m][n][2 * half + y];
-            if (kMasked && !(real && sight.sees(key))) {
-              w = ds = 0;
-              continue;
-            }
+            const bool seen = !kMasked || (real && sight.sees(key));
             float keep = 1;
             if (kAnyTerms && a_.p.drop_threshold != 0) {
               const float2 two =
@@ -217,50 +413,92 @@ class KeyBlock {
                            which.i, key & ~1);
               keep = key % 2 == 0 ? two.x : two.y;
             }
-            const Gradient g = gradient_of<T, kAnyTerms>(a_.p, terms, key, w, ds, of_row, keep);
-            // Rows of dout that are not finite were left out of the products: delta tells of them.
-            w = dirty ? g.weight + 0 * of_row.delta : g.weight;
-            ds = g.score;
+            const Gradient g = kAnyTerms ? gradient_of<T>(a_.p, terms, key, w, ds, of_row, keep)
+                                         : plain_gradient_of(a_.p, w, ds, of_row.lse2);
+            // Rows of dout that are not finite are left out of the products: delta tells of them.
+            const bool bad = dirty && __float_as_uint(of_row.delta) == kBadDout;
+            w = seen ? (bad ? of_row.delta : g.weight) : 0.0f;
+            ds = seen ? g.score : 0.0f;
           }
         }
       }
     }
   }
 
-  __device__ __forceinline__ void store(int stored) const {
+  // What the rung before the n-th adds to dq: everybody has stored its gradients of scores. Where
+  // in a step it is done is of no matter but to the registers.
+  __device__ __forceinline__ void add_dq_before(int n) const {
+    if constexpr (kWantDq) {
+      if (n == 0) {
+        const bool found = __syncthreads_or(tile::holds_nonfinite<T, TileK>(s_k_, kThreads));
+        if (threadIdx.x == 0) place_.dirty_keys = found;
+      } else {
+        add_dq(n - 1);
+      }
+    }
+  }
+
+  // Of the n-th rung, whose gradients of scores everybody has stored.
+  __device__ __forceinline__ void add_dq(int n) const {
+    ptx::Fragment dq[kDqM][kDqN];
+    tile::clear(dq);
+    const uint32_t s_ds = s_ds_ + n % 2 * TileDs::kBytes;
+    const int row = warp() % kDqWarpsM * kDqM * 16, col = warp() / kDqWarpsM * kDqN * 8;
+    if (place_.dirty_keys) {
+      tile::add_columns_by_rows<T, true, TileDs, TileK>(dq, s_ds, row, s_k_, col);
+    } else {
+      tile::add_columns_by_rows<T, false, TileDs, TileK>(dq, s_ds, row, s_k_, col);
+    }
+    const int64_t at = place_.sum_row + int64_t{place_.rungs[n % 4].tile} * kTileQ + row;
+#pragma unroll
+    for (int m = 0; m < kDqM; ++m) add_to_sums<kC.dim_qk>(a_.dq_sum, at + 16 * m, col, dq[m]);
+  }
+
+  __device__ __forceinline__ void add_key_sums() const {
+    const int64_t at = key_sum_row(a_.p, place_) + place_.key_begin + first_key();
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+      add_to_sums<kC.dim_qk>(a_.dk_sum, at + 16 * m, share() * (kC.dim_qk / kShare), dk_[m]);
+      add_to_sums<kC.dim_v>(a_.dv_sum, at + 16 * m, share() * (kC.dim_v / kShare), dv_[m]);
+    }
+  }
+
+  __device__ __forceinline__ void store() const {
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int key = place_.key_begin + (warp() * kM + m) * 16 + half * 8 + lane() / 4;
-        if (key >= stored) continue;
-        const auto row = [&](const Rows& t) {
-          return static_cast<T*>(t.data) + place_.s.batch_at * t.batch + place_.head_kv * t.head +
-                 (place_.s.kv_row + key) * t.row;
-        };
+        const int key = place_.key_begin + first_key() + m * 16 + half * 8 + lane() / 4;
+        if (key >= stored_keys()) continue;
         if constexpr (kWantDk) {
-          tile::store_row(row(a_.dk), dk_[m], 2 * half, a_.p.scale, a_.p.dim_qk, a_.vector_dk);
+          const int col = share() * (kC.dim_qk / kShare);
+          tile::store_row(rows_at<T>(a_.dk, place_.s, place_.s.kv_row + key, place_.head_kv) + col,
+                          dk_[m], 2 * half, a_.p.scale, a_.p.dim_qk - col, a_.vector_dk);
         }
         if constexpr (kWantDv) {
-          tile::store_row(row(a_.dv), dv_[m], 2 * half, 1, a_.p.dim_v, a_.vector_dv);
+          const int col = share() * (kC.dim_v / kShare);
+          tile::store_row(rows_at<T>(a_.dv, place_.s, place_.s.kv_row + key, place_.head_kv) + col,
+                          dv_[m], 2 * half, 1, a_.p.dim_v - col, a_.vector_dv);
         }
       }
     }
   }
 
   const BackwardArguments& a_;
-  Place& place_;
-  float* const stats_;  // [stage][lse2, delta][kTileQ]
-  uint32_t s_stats_, s_k_, s_v_, s_q_, s_dout_;
-  ptx::Fragment dk_[kM][kWantDk ? kC.dim_qk / 8 : 1];
-  ptx::Fragment dv_[kM][kWantDv ? kC.dim_v / 8 : 1];
+  KeyPlace& place_;
+  float* const stats_;  // [stage][lse2, delta, sight (two)][kTileQ]
+  uint32_t s_stats_, s_k_, s_v_, s_q_, s_dout_, s_ds_, s_weights_;
+  uint32_t k_[kM][kC.keys_in_registers ? kC.dim_qk / 16 : 1][4];
+  uint32_t v_[kM][kC.keys_in_registers ? kC.dim_v / 16 : 1][4];
+  ptx::Fragment dk_[kM][kWantDk ? kC.dim_qk / 8 / kShare : 1];
+  ptx::Fragment dv_[kM][kWantDv ? kC.dim_v / 8 / kShare : 1];
 };
 
 template <typename Shape, int kSums>
 __global__ void __launch_bounds__(Shape::kConfig.key_threads(), Shape::kConfig.key_blocks)
     backward_keys_kernel(const __grid_constant__ BackwardArguments a) {
   extern __shared__ __align__(128) unsigned char memory[];
-  __shared__ Place place;
+  __shared__ KeyPlace place;
   KeyBlock<Shape, static_cast<KeySums>(kSums)>(a, place, memory).run();
 }
 

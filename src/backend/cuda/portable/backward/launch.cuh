@@ -36,37 +36,45 @@ cudaError_t launch_backward(const BackwardArguments& a, cudaStream_t stream) {
   const auto launch = [&](auto kernel, int64_t blocks, int threads, int bytes) {
     return launch_blocks(kernel, blocks, threads, bytes, stream, a);
   };
-  cudaError_t error =
-      launch(row_stats_kernel<T>, ceil_div(rows * 32, kStatThreads), kStatThreads, 0);
-  const int64_t key_blocks = heads * ceil_div(p.kv_len, kC.key_tile());
-  const auto keys = [&](auto kernel) {
-    if (error == cudaSuccess) {
-      error = launch(kernel, key_blocks, kC.key_threads(), kC.key_shared_bytes());
-    }
+  cudaError_t error = launch(row_stats_kernel<T>,
+                             ceil_div(rows * stat_lanes(p.dim_v), kStatThreads), kStatThreads, 0);
+  const auto then = [&](auto kernel, int64_t blocks, int threads, int bytes) {
+    if (error == cudaSuccess) error = launch(kernel, blocks, threads, bytes);
   };
-  if constexpr (kC.split) {
-    keys(backward_keys_kernel<Shape, static_cast<int>(KeySums::kDk)>);
-    keys(backward_keys_kernel<Shape, static_cast<int>(KeySums::kDv)>);
+  const int64_t key_blocks = heads * ceil_div(p.kv_len, kC.key_tile()) * a.row_parts;
+  const int64_t group_rows = int64_t{p.group} * p.q_len;
+  if (a.dq_sum != nullptr) {
+    if constexpr (kC.one_pass()) {
+      then(backward_keys_kernel<Shape, static_cast<int>(KeySums::kAll)>, key_blocks,
+           kC.key_threads(), kC.one_pass_shared_bytes());
+      const int64_t key_tiles = a.row_parts > 1 ? ceil_div(p.kv_len, BackwardConfig::kSumTile) : 0;
+      then(round_sums_kernel<T, kC.dim_qk, kC.dim_v>,
+           heads * (ceil_div(group_rows, BackwardConfig::kSumTile) + key_tiles),
+           BackwardConfig::kSumThreads, 0);
+    }
   } else {
-    keys(backward_keys_kernel<Shape, static_cast<int>(KeySums::kBoth)>);
-  }
-  if (error == cudaSuccess) {
-    const int64_t blocks = heads * ceil_div(int64_t{p.group} * p.q_len, kC.row_tile());
-    error = launch(backward_rows_kernel<Shape>, blocks, kC.row_threads(), kC.row_shared_bytes());
+    const auto keys = [&](auto kernel) {
+      then(kernel, key_blocks, kC.key_threads(), kC.key_shared_bytes());
+    };
+    if constexpr (kC.split) {
+      keys(backward_keys_kernel<Shape, static_cast<int>(KeySums::kDk)>);
+      keys(backward_keys_kernel<Shape, static_cast<int>(KeySums::kDv)>);
+    } else {
+      keys(backward_keys_kernel<Shape, static_cast<int>(KeySums::kBoth)>);
+    }
+    then(backward_rows_kernel<Shape>, heads * ceil_div(group_rows, kC.row_tile()), kC.row_threads(),
+         kC.row_shared_bytes());
   }
   if constexpr (kC.terms == Terms::kAny) {
     using Bias = BiasBlock<T, kC.dim_qk, kC.dim_v>;
-    if (error == cudaSuccess && a.dbias != nullptr) {
+    if (a.dbias != nullptr) {
       const int64_t row_tiles = a.dbias_rows == 1 ? 1 : ceil_div(p.q_len, Bias::kTileQ);
       const int64_t blocks = static_cast<int64_t>(a.dbias_batches) * a.dbias_heads * row_tiles *
                              ceil_div(p.kv_len, Bias::kTileKv);
-      error = launch(backward_bias_kernel<T, kC.dim_qk, kC.dim_v>, blocks, Bias::kThreads,
-                     Bias::kBytes);
+      then(backward_bias_kernel<T, kC.dim_qk, kC.dim_v>, blocks, Bias::kThreads, Bias::kBytes);
     }
   }
-  if (error == cudaSuccess && a.dsink != nullptr) {
-    error = launch(sink_gradient_kernel, p.head_q, kStatThreads, 0);
-  }
+  if (a.dsink != nullptr) then(sink_gradient_kernel, p.head_q, kStatThreads, 0);
   return error;
 }
 

@@ -4,6 +4,7 @@
 
 #include "backend/cuda/portable/backward/config.h"
 #include "backend/cuda/portable/backward/element.cuh"
+#include "backend/cuda/portable/loads.cuh"
 #include "prim/cuda/tile/products.cuh"
 
 namespace fovea::cuda {
@@ -49,13 +50,13 @@ class RowBlock {
     load_stats();
     tile::clear(dq_);
     const int count = keys.count();
-    if (count > 0) load_keys(0, keys.tile(0) * kTileKv);
+    if (count > 0) load_stage(0, keys.tile(0) * kTileKv);
     ptx::cp_async_commit();
     for (int n = 0; n < count; ++n) {
       ptx::cp_async_wait<0>();
       __syncthreads();
       const int stage = n % 2, first = keys.tile(n) * kTileKv;
-      if (n + 1 < count) load_keys(1 - stage, keys.tile(n + 1) * kTileKv);
+      if (n + 1 < count) load_stage(1 - stage, keys.tile(n + 1) * kTileKv);
       ptx::cp_async_commit();
       if (kAnyTerms || !keys.seen_by_all(first, first + kTileKv)) {
         step<true>(stage, first);
@@ -75,35 +76,17 @@ class RowBlock {
   }
 
   __device__ __forceinline__ void load_rows() {
-    const auto load = [&]<typename Tile>(Tile, const Rows& t, uint32_t shared, int cols,
-                                         bool vector) {
-      const T* const base = static_cast<const T*>(t.data) + place_.s.batch_at * t.batch +
-                            place_.s.q_row * t.row +
-                            static_cast<int64_t>(place_.head_kv * a_.p.group) * t.head;
-      tile::TileLoader<T, Tile, kThreads>::fill(
-          shared,
-          [&](int r) {
-            const Row row = place_.span.of(place_.s, r);
-            return base + row.head * t.head + row.i * t.row;
-          },
-          place_.rows, cols, vector);
-    };
-    load(TileQ{}, a_.q, s_q_, a_.p.dim_qk, a_.vector_q);
-    load(TileDout{}, a_.dout, s_dout_, a_.p.dim_v, a_.vector_dout);
+    load_queries<T, TileQ, kThreads>(s_q_, a_.q, place_, a_.p.group, place_.span, place_.rows,
+                                     a_.p.dim_qk, a_.vector_q);
+    load_queries<T, TileDout, kThreads>(s_dout_, a_.dout, place_, a_.p.group, place_.span,
+                                        place_.rows, a_.p.dim_v, a_.vector_dout);
   }
 
-  __device__ __forceinline__ void load_keys(int stage, int first) {
-    const int keys = place_.s.kv_len - first;
-    const T* const k = static_cast<const T*>(a_.k.data) + place_.s.batch_at * a_.k.batch +
-                       place_.head_kv * a_.k.head + (place_.s.kv_row + first) * a_.k.row;
-    const T* const v = static_cast<const T*>(a_.v.data) + place_.s.batch_at * a_.v.batch +
-                       place_.head_kv * a_.v.head + (place_.s.kv_row + first) * a_.v.row;
-    tile::TileLoader<T, TileK, kThreads>::fill(
-        s_k_ + stage * TileK::kBytes, [&](int r) { return k + r * a_.k.row; }, keys, a_.p.dim_qk,
-        a_.vector_k);
-    tile::TileLoader<T, TileV, kThreads>::fill(
-        s_v_ + stage * TileV::kBytes, [&](int r) { return v + r * a_.v.row; }, keys, a_.p.dim_v,
-        a_.vector_v);
+  __device__ __forceinline__ void load_stage(int stage, int first) {
+    load_keys<T, TileK, kThreads>(s_k_ + stage * TileK::kBytes, a_.k, place_, first,
+                                  place_.s.kv_len, a_.p.dim_qk, a_.vector_k);
+    load_keys<T, TileV, kThreads>(s_v_ + stage * TileV::kBytes, a_.v, place_, first,
+                                  place_.s.kv_len, a_.p.dim_v, a_.vector_v);
   }
 
   __device__ __forceinline__ void load_stats() {
@@ -130,9 +113,22 @@ class RowBlock {
     for (int chunk = 0; chunk < kTileKv; chunk += kChunk) {
       ptx::Fragment weights[kM][kN], scores[kM][kN];
       tile::dot_rows<T, TileQ, TileK>(weights, s_q_, warp() * kM * 16, s_k, chunk);
-      tile::dot_rows<T, TileDout, TileV>(scores, s_dout_, warp() * kM * 16, s_v, chunk);
+      start_from_delta(scores);
+      tile::add_dot_rows<T, TileDout, TileV>(scores, s_dout_, warp() * kM * 16, s_v, chunk);
       elements<kMasked>(weights, scores, first + chunk);
       tile::add_weighted_rows<T, TileK>(dq_, scores, s_k, chunk, dirty);
+    }
+  }
+
+  // The products dout . v begin at -delta, which they are used with.
+  __device__ __forceinline__ void start_from_delta(ptx::Fragment (&scores)[kM][kN]) const {
+#pragma unroll
+    for (int r = 0; r < 2 * kM; ++r) {
+      const float start = kAnyTerms ? 0.0f : -stats_[r].delta;
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+        scores[r / 2][n][r % 2 * 2] = scores[r / 2][n][r % 2 * 2 + 1] = start;
+      }
     }
   }
 
@@ -166,8 +162,9 @@ class RowBlock {
             ds = 0;
             continue;
           }
-          const Gradient g = gradient_of<T, kAnyTerms>(a_.p, terms, key + y, raw, ds, stats_[r],
-                                                       y == 0 ? keep.x : keep.y);
+          const Gradient g = kAnyTerms ? gradient_of<T>(a_.p, terms, key + y, raw, ds, stats_[r],
+                                                        y == 0 ? keep.x : keep.y)
+                                       : plain_gradient_of(a_.p, raw, ds, stats_[r].lse2);
           ds = g.score;
         }
       }
@@ -180,9 +177,8 @@ class RowBlock {
       const int row = row_in_tile(r);
       if (row >= place_.rows) continue;
       const Row which = place_.span.of(place_.s, row);
-      T* const to = static_cast<T*>(a_.dq.data) + place_.s.batch_at * a_.dq.batch +
-                    static_cast<int64_t>(place_.head_kv * a_.p.group + which.head) * a_.dq.head +
-                    (place_.s.q_row + which.i) * a_.dq.row;
+      T* const to = rows_at<T>(a_.dq, place_.s, place_.s.q_row + which.i,
+                               place_.head_kv * a_.p.group + which.head);
       tile::store_row(to, dq_[r / 2], r % 2 * 2, a_.p.scale, a_.p.dim_qk, a_.vector_dq);
     }
   }

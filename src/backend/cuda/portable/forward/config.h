@@ -4,6 +4,8 @@
 namespace fovea::cuda {
 
 enum class Terms { kNone, kAny };  // kAny: bias, boolean mask, ALiBi, softcap, dropout, odd scales
+// Tiles for many rows, or for so few that narrow ones keep more of the GPU busy.
+enum class Width { kWide, kNarrow };
 
 // Bytes of a row of a tile in shared memory, as tile::SharedTile lays it out.
 constexpr int shared_row_bytes(int element_bytes, int dim) {
@@ -18,6 +20,8 @@ struct ForwardConfig {
   int tile_kv;   // keys of a stage in shared memory
   int chunk_kv;  // keys whose scores are in registers at once
   int blocks;    // of an SM, at least: what the registers are bounded by
+  bool q_in_registers;
+  Width width;
   Terms terms;
 
   static constexpr int kStages = 2;
@@ -33,27 +37,30 @@ struct ForwardConfig {
 // 32 rows a warp halve what ldmatrix reads of K and V per row; where their sums do not fit the
 // registers, or more warps hide more latency than that saves, 16. Shared memory stays below the 99
 // KiB that every GPU since Ampere gives a block.
-constexpr ForwardConfig forward_config(int element_bytes, int dim_qk, int dim_v, Terms terms) {
-  ForwardConfig c{dim_qk, dim_v, element_bytes, 4, 2, 64, 32, 2, terms};
-  if (dim_qk <= 64) c.tile_kv = 128;
+constexpr ForwardConfig forward_config(int element_bytes, int dim_qk, int dim_v, Terms terms,
+                                       Width width) {
+  ForwardConfig c{dim_qk, dim_v, element_bytes, 4, 2, 64, 32, 2, false, width, terms};
+  if (dim_qk <= 64) {
+    c.tile_kv = dim_qk <= 32 ? 256 : 128;
+    c.q_in_registers = true;
+  }
   if (dim_qk == 16) c.blocks = 4;
-  if (dim_qk == 32) {
-    c.warps = 8;
-    c.tile_kv = 256;
-  }
-  if (dim_qk == 64) {
-    c.warps = 8;
-    c.m_tiles = 1;
-  }
+  if (dim_qk >= 64 && dim_qk <= 128) c.chunk_kv = 64;
   if (dim_qk > 128) c.tile_kv = 32;
   if (dim_v > 128) c.m_tiles = 1;
-  if (terms == Terms::kAny) {
-    c.warps = 4;
-    c.m_tiles = 1;
+  if (terms != Terms::kNone) {
+    c.chunk_kv = dim_qk > 64 ? 16 : 32;  // their loads and the dropout generator need registers
     c.tile_kv = dim_qk > 128 ? 32 : 64;
     c.blocks = 2;
   }
+  if (width == Width::kNarrow) {
+    c.m_tiles = 1;
+    c.chunk_kv = 32;
+    c.tile_kv = dim_qk <= 32 ? 128 : 64;
+    c.blocks = dim_qk == 16 ? 6 : dim_qk == 32 ? 5 : 4;
+  }
   if (element_bytes == 4) {
+    c.q_in_registers = false;
     c.m_tiles = 1;
     c.blocks = 1;
     c.tile_kv = dim_qk > 64 ? 16 : 32;
@@ -64,11 +71,10 @@ constexpr ForwardConfig forward_config(int element_bytes, int dim_qk, int dim_v,
 }
 
 // A configuration as a type: what kernels are instantiated with.
-template <typename T, int kDimQk, int kDimV, bool kAnyTerms>
+template <typename T, int kDimQk, int kDimV, Terms kTerms, Width kWidth = Width::kWide>
 struct ForwardShape {
   using Element = T;
-  static constexpr ForwardConfig kConfig =
-      forward_config(sizeof(T), kDimQk, kDimV, kAnyTerms ? Terms::kAny : Terms::kNone);
+  static constexpr ForwardConfig kConfig = forward_config(sizeof(T), kDimQk, kDimV, kTerms, kWidth);
 };
 
 }  // namespace fovea::cuda

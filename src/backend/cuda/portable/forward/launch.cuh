@@ -22,11 +22,11 @@ cudaError_t launch_forward(const ForwardArguments& a, int64_t blocks, cudaStream
 }
 
 template <typename T>
-cudaError_t launch_merge(const ForwardArguments& a, int batch, cudaStream_t stream) {
+cudaError_t launch_merge(const ForwardArguments& a, cudaStream_t stream) {
   const int64_t rows =
-      static_cast<int64_t>(batch) * a.p.head_kv * a.p.group * static_cast<int64_t>(a.p.q_len);
+      static_cast<int64_t>(a.batch) * a.p.head_kv * a.p.group * static_cast<int64_t>(a.p.q_len);
   const auto blocks = static_cast<unsigned>((rows * 32 + kMergeThreads - 1) / kMergeThreads);
-  merge_parts_kernel<T><<<blocks, kMergeThreads, 0, stream>>>(a, batch);
+  merge_parts_kernel<T><<<blocks, kMergeThreads, 0, stream>>>(a);
   return cudaGetLastError();
 }
 

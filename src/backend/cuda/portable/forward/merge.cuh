@@ -9,10 +9,10 @@ constexpr int kMergeThreads = 128;
 
 template <typename T>
 __global__ void __launch_bounds__(kMergeThreads)
-    merge_parts_kernel(const __grid_constant__ ForwardArguments a, int batch) {
+    merge_parts_kernel(const __grid_constant__ ForwardArguments a) {
   const Problem& p = a.p;
   const int64_t all = static_cast<int64_t>(p.group) * p.q_len;
-  const int64_t heads = static_cast<int64_t>(batch) * p.head_kv;
+  const int64_t heads = static_cast<int64_t>(a.batch) * p.head_kv;
   const int64_t index = (static_cast<int64_t>(blockIdx.x) * kMergeThreads + threadIdx.x) / 32;
   const int lane = threadIdx.x % 32;
   if (index >= heads * all) return;

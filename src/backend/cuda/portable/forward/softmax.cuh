@@ -13,6 +13,7 @@ template <int kMTiles>
 struct RunningSoftmax {
   static constexpr int kRows = 2 * kMTiles;
   static constexpr float kHeadroom = 8.0f;
+  static constexpr float kMostSum = 0x1p100f;
 
   float reference[kRows];  // log2 units; -inf: no key seen yet
   float sum[kRows];        // of this lane's weights
@@ -47,6 +48,12 @@ struct RunningSoftmax {
       }
     }
     if (__any_sync(0xffffffffu, outgrown)) move_reference(top, out);
+    weigh(scores, to_log2);
+  }
+
+  // The same without a look at the reference: the caller has to ask in_range at the end.
+  template <int kNTiles>
+  __device__ __forceinline__ void weigh(ptx::Fragment (&scores)[kMTiles][kNTiles], float to_log2) {
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
@@ -65,6 +72,9 @@ struct RunningSoftmax {
       }
     }
   }
+
+  // Whether row r's weights were not too large for its reference, which is one of its scores.
+  __device__ __forceinline__ bool in_range(int r) const { return sum[r] <= kMostSum; }
 
   // The sums of the four lanes that share a row.
   __device__ __forceinline__ void finish() {

@@ -1,0 +1,121 @@
+// Gradients that several blocks add to: floats in the workspace, zeroed before and rounded to the
+// tensors after. They lie as the fragments of a warp do, so that a warp adds 512 bytes in a row.
+#pragma once
+
+#include "backend/cuda/portable/backward/arguments.h"
+#include "backend/cuda/portable/backward/config.h"
+#include "backend/cuda/portable/loads.cuh"
+#include "prim/cuda/ptx/math.cuh"
+#include "prim/cuda/ptx/mma.cuh"
+#include "prim/cuda/ptx/red.cuh"
+
+namespace fovea::cuda {
+
+// The first row of head `head` of `heads`, of a sequence of `rows` rows with `before` rows of its
+// head in front of it: every head begins on a whole tile.
+__device__ __forceinline__ int64_t sum_row(int64_t before, int b, int heads, int head, int rows) {
+  constexpr int64_t kTile = BackwardConfig::kSumTile;
+  return heads * (before / kTile + b) * kTile + head * ((rows + kTile - 1) / kTile * kTile);
+}
+__device__ __forceinline__ int64_t query_sum_row(const Problem& p, const Place& place) {
+  const int64_t before = p.cu_q != nullptr ? place.s.q_row : int64_t{place.b} * p.q_len;
+  return sum_row(before * p.group, place.b, p.head_kv, place.head_kv, p.group * place.s.q_len);
+}
+__device__ __forceinline__ int64_t key_sum_row(const Problem& p, const Place& place) {
+  const int64_t before = p.cu_kv != nullptr ? place.s.kv_row : int64_t{place.b} * p.kv_len;
+  return sum_row(before, place.b, p.head_kv, place.head_kv,
+                 p.cu_kv != nullptr ? place.s.kv_len : p.kv_len);
+}
+
+// Of the 16 x 16 block at (row, col): the half of 8 rows that a lane's four values are of.
+template <int kCols>
+__device__ __forceinline__ float4* sum_at(float* sums, int64_t row, int col, int half) {
+  return reinterpret_cast<float4*>(sums) + ((row / 16 * (kCols / 16) + col / 16) * 2 + half) * 32 +
+         threadIdx.x % 32;
+}
+
+// Adds a row of fragments, 16 rows x 8 kN columns, at (row, col).
+template <int kCols, int kN>
+__device__ __forceinline__ void add_to_sums(float* sums, int64_t row, int col,
+                                            const ptx::Fragment (&x)[kN]) {
+#pragma unroll
+  for (int n = 0; n < kN; n += 2) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      ptx::red_add_4(sum_at<kCols>(sums, row, col + 8 * n, half), x[n][2 * half],
+                     x[n][2 * half + 1], x[n + 1][2 * half], x[n + 1][2 * half + 1]);
+    }
+  }
+}
+
+// Rounds one tile of sums into the rows that row_pointer names.
+template <typename T, int kCols, typename RowPointer>
+__device__ __forceinline__ void round_tile(const float* sums, int rows, RowPointer row_pointer,
+                                           int cols, float scale, bool pairs) {
+  constexpr int kSlots = BackwardConfig::kSumTile * kCols / 4;
+  for (int slot = threadIdx.x; slot < kSlots; slot += BackwardConfig::kSumThreads) {
+    const int lane = slot % 32, half = slot / 32 % 2, block = slot / 64;
+    const int row = block / (kCols / 16) * 16 + half * 8 + lane / 4;
+    if (row >= rows) continue;
+    const float4 x = reinterpret_cast<const float4*>(sums)[slot];
+    T* const to = row_pointer(row);
+    const int col = block % (kCols / 16) * 16 + lane % 4 * 2;
+    const auto put = [&](int at, float first, float second) {
+      if (pairs && at + 1 < cols) {
+        *reinterpret_cast<uint32_t*>(to + at) = ptx::pack<T>(first * scale, second * scale);
+      } else {
+        if (at < cols) to[at] = ptx::from_float<T>(first * scale);
+        if (at + 1 < cols) to[at + 1] = ptx::from_float<T>(second * scale);
+      }
+    };
+    put(col, x.x, x.y);
+    put(col + 8, x.z, x.w);
+  }
+}
+
+// dq, and dk and dv where they were summed too: first the blocks of queries, then those of keys.
+template <typename T, int kDimQk, int kDimV>
+__global__ void __launch_bounds__(BackwardConfig::kSumThreads)
+    round_sums_kernel(const __grid_constant__ BackwardArguments a) {
+  constexpr int kTile = BackwardConfig::kSumTile;
+  const Problem& p = a.p;
+  const int heads = a.batch * p.head_kv;
+  const int q_tiles = (p.group * p.q_len + kTile - 1) / kTile;
+  const int k_tiles = (p.kv_len + kTile - 1) / kTile;
+  int item = blockIdx.x;
+  const bool keys = item >= heads * q_tiles;
+  if (keys) item -= heads * q_tiles;
+  const int tiles = keys ? k_tiles : q_tiles, first = item % tiles * kTile;
+  Place place;
+  place.b = item / tiles / p.head_kv;
+  place.head_kv = item / tiles % p.head_kv;
+  place.s = sequence_at(p, place.b);
+  if (!keys) {
+    const int rows = p.group * place.s.q_len - first;
+    if (rows <= 0) return;
+    const RowSpan span = RowSpan::at(place.s, first, min(rows, kTile));
+    T* const base = rows_at<T>(a.dq, place.s, place.s.q_row, place.head_kv * p.group);
+    round_tile<T, kDimQk>(
+        a.dq_sum + (query_sum_row(p, place) + first) * kDimQk, rows,
+        [&](int r) {
+          const Row row = span.of(place.s, r);
+          return base + row.head * a.dq.head + row.i * a.dq.row;
+        },
+        p.dim_qk, p.scale, a.vector_dq);
+    return;
+  }
+  // Dense rows past a key length exist; packed ones belong to the next sequence.
+  const int rows = (p.cu_kv != nullptr ? place.s.kv_len : p.kv_len) - first;
+  if (rows <= 0) return;
+  const int64_t at = key_sum_row(p, place) + first;
+  T* const dk = rows_at<T>(a.dk, place.s, place.s.kv_row + first, place.head_kv);
+  T* const dv = rows_at<T>(a.dv, place.s, place.s.kv_row + first, place.head_kv);
+  round_tile<T, kDimQk>(
+      a.dk_sum + at * kDimQk, rows, [&](int r) { return dk + r * a.dk.row; }, p.dim_qk, p.scale,
+      a.vector_dk);
+  round_tile<T, kDimV>(
+      a.dv_sum + at * kDimV, rows, [&](int r) { return dv + r * a.dv.row; }, p.dim_v, 1,
+      a.vector_dv);
+}
+
+}  // namespace fovea::cuda

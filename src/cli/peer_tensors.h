@@ -1,0 +1,23 @@
+// Tensors on their way to a peer's process and back: raw files, and a line of JSON that says what
+// is in them.
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json_fwd.hpp>
+
+#include "fovea/status.h"
+#include "fovea/tensor.h"
+
+namespace fovea::cli {
+
+// {"dtype": "bf16", "sizes": [...], "strides": [...], "elements": 4096}, of the memory that a view
+// spans, gaps included.
+nlohmann::json describe_tensor(const TensorView& tensor);
+
+// The same with the "file" that its memory was written to.
+Result<nlohmann::json> write_tensor(const TensorView& tensor, const std::filesystem::path& path);
+
+// Fills a [batch, len, head, dim] view of any strides from dense bytes.
+Status read_tensor(const std::filesystem::path& path, const TensorView& tensor);
+
+}  // namespace fovea::cli
