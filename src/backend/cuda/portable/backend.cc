@@ -20,6 +20,8 @@ constexpr int kOldestSm = 80;
 constexpr int64_t kMaxDim = 256;
 constexpr int64_t kMaxLength = int64_t{1} << 30;
 constexpr int64_t kMaxParts = 64;
+constexpr int64_t kSplitBlocks = 2;        // of an SM, that keys are cut for
+constexpr int64_t kLeastSplitKeys = 1024;  // below it a merge takes longer than the keys
 constexpr int64_t kManyWaves = 8;
 constexpr int64_t kLeastRowTiles = 2;
 constexpr int kStaticSharedBytes = 1024;  // a block's own variables, at most
@@ -85,11 +87,11 @@ ForwardCut cut_forward(const AttentionProblem& p, const ForwardConfig& c, const 
   cut.tiles = row_tiles(p, c);
   const int64_t blocks = std::max<int64_t>(1, cut.tiles * p.batch * p.head_kv);
   const int64_t key_tiles = std::max<int64_t>(1, ceil_div(p.kv_len, c.tile_kv));
-  const int64_t wanted = int64_t{c.blocks} * gpu.sm_count;
   // With few blocks to a slot a long one at the end would leave the others idle; with many, blocks
   // of one head that run together find its keys in the L2 cache.
-  cut.longest_first = p.mask.right >= 0 && blocks <= kManyWaves * wanted;
-  if (blocks * 2 <= wanted) {
+  cut.longest_first = p.mask.right >= 0 && blocks <= kManyWaves * c.blocks * gpu.sm_count;
+  const int64_t wanted = kSplitBlocks * gpu.sm_count;
+  if (blocks * 2 <= wanted && p.kv_len >= kLeastSplitKeys) {
     // A part of fewer than four tiles spends more on its start and the merge than it saves.
     cut.parts = std::clamp<int64_t>(std::min(wanted / blocks, key_tiles / 4), 1, kMaxParts);
   }
