@@ -81,6 +81,13 @@ struct RowSpan {
   }
 };
 
+// The row in a block's tile of index r of the 2 kM that a lane holds, warps one after another.
+template <int kM>
+__device__ __forceinline__ int row_in_tile(int r) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  return (warp * kM + r / 2) * 16 + r % 2 * 8 + lane / 4;
+}
+
 // Which rows of which KV head, and which of its keys, are a block's. Kept in shared memory: what is
 // seldom needed would cost the sums their registers.
 struct Place {

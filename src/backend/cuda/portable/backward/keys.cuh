@@ -6,33 +6,13 @@
 #pragma once
 
 #include "backend/cuda/portable/backward/element.cuh"
-#include "backend/cuda/portable/backward/sums.cuh"
+#include "backend/cuda/portable/backward/ladder.cuh"
 #include "prim/cuda/ptx/barrier.cuh"
 #include "prim/cuda/tile/products.cuh"
 
 namespace fovea::cuda {
 
 enum class KeySums { kBoth, kDk, kDv, kAll };  // kAll: dq too
-
-// A tile of query rows that a block visits.
-struct Rung {
-  int tile;  // past the last: there are no more
-  Row first;
-  bool one_head;
-  bool masked;  // some row may not see some key
-  int keys;     // that some row may see, from the block's first on
-
-  __device__ __forceinline__ RowSpan span(int rows) const { return {first, tile * rows, one_head}; }
-};
-
-// Where a block of keys is: in shared memory, as `Place` is. `row` and `rows` are the positions of
-// queries that may see the keys.
-struct KeyPlace : Place {
-  int tile_end;     // of this block's part of the rows
-  int64_t sum_row;  // of the group's first query row
-  bool dirty_keys;  // not all of them are finite
-  Rung rungs[4];    // the one at hand, those before and after it, and one being found
-};
 
 template <typename Shape, KeySums kSums>
 class KeyBlock {
@@ -50,6 +30,7 @@ class KeyBlock {
   // Warps over the rows of dq, and over its columns.
   static constexpr int kDqWarpsM = kC.dq_row_warps, kDqWarpsN = kC.key_warps / kDqWarpsM;
   static constexpr int kDqM = kTileQ / 16 / kDqWarpsM, kDqN = kC.dim_qk / 8 / kDqWarpsN;
+  using Steps = Ladder<kTileKv, kTileQ>;
   using TileK = tile::SharedTile<T, kTileKv, kC.dim_qk>;
   using TileV = tile::SharedTile<T, kTileKv, kC.dim_v>;
   using TileQ = tile::SharedTile<T, kTileQ, kC.dim_qk>;
@@ -72,7 +53,7 @@ class KeyBlock {
 
   __device__ __forceinline__ void run() {
     const Problem& p = a_.p;
-    if (threadIdx.x == 0) find_place();
+    if (threadIdx.x == 0) Steps::find_place(a_, place_);
     __syncthreads();
     if (place_.key_begin >= stored_keys()) return;
     load_keys<T, TileK, kThreads>(s_k_, a_.k, place_, place_.key_begin, place_.s.kv_len, p.dim_qk,
@@ -97,7 +78,8 @@ class KeyBlock {
         }
       }
       if (threadIdx.x == 0) {
-        place_.rungs[(n + 2) % 4] = rung_from(place_.rungs[(n + 1) % 4].tile + 1);
+        place_.rungs[(n + 2) % 4] =
+            Steps::rung_from(a_.p, place_, place_.rungs[(n + 1) % 4].tile + 1);
       }
       if constexpr (kShare == 1) add_dq_before(n);
       step(n);
@@ -128,55 +110,6 @@ class KeyBlock {
   }
   __device__ __forceinline__ bool there_is(int n) const {
     return place_.rungs[n % 4].tile < place_.tile_end;
-  }
-
-  // By one thread.
-  __device__ __forceinline__ void find_place() const {
-    const Problem& p = a_.p;
-    const int tiles = (p.kv_len + kTileKv - 1) / kTileKv;
-    const int item = blockIdx.x / a_.row_parts, part = blockIdx.x % a_.row_parts;
-    KeyPlace& place = place_;
-    place.b = item / tiles / p.head_kv;
-    place.head_kv = item / tiles % p.head_kv;
-    place.s = sequence_at(p, place.b);
-    place.key_begin = item % tiles * kTileKv;
-    place.key_end = min(place.key_begin + kTileKv, place.s.kv_len);
-    const int64_t shift = place.s.kv_len - place.s.q_len;
-    int64_t first = 0, end = place.s.q_len;
-    if (p.prefix <= place.key_begin) {
-      if (p.right >= 0) first = max(first, place.key_begin - int64_t{p.right} - shift);
-      if (p.left >= 0) end = min(end, place.key_end + int64_t{p.left} - shift);
-    }
-    if (place.key_begin >= place.key_end || end < first) first = end = 0;
-    place.row = static_cast<int>(first);
-    place.rows = static_cast<int>(end - first);
-    const int64_t row_tiles = (p.group * place.s.q_len + kTileQ - 1) / kTileQ;
-    place.tile_end = static_cast<int>((part + 1) * row_tiles / a_.row_parts);
-    if constexpr (kWantDq) place.sum_row = query_sum_row(p, place);
-    place.rungs[0] = rung_from(static_cast<int>(part * row_tiles / a_.row_parts));
-    place.rungs[1] = rung_from(place.rungs[0].tile + 1);
-  }
-
-  // The first tile from `tile` on that may see the keys.
-  __device__ __forceinline__ Rung rung_from(int tile) const {
-    const int q_len = place_.s.q_len, begin = place_.key_begin, end = begin + kTileKv;
-    while (place_.rows > 0 && tile < place_.tile_end) {
-      const RowSpan span = RowSpan::at(place_.s, tile * kTileQ, kTileQ);
-      const int i = span.first.i;
-      if (span.one_head && i >= place_.row + place_.rows) {
-        tile = (span.first.head + 1) * q_len / kTileQ;
-      } else if (span.one_head && i + kTileQ <= place_.row) {
-        tile = (span.first.head * q_len + place_.row) / kTileQ;
-      } else {
-        const Sight low = sight_of(a_.p, place_.s, span.one_head ? i : 0);
-        const Sight high = sight_of(a_.p, place_.s, span.one_head ? i + kTileQ - 1 : q_len - 1);
-        const bool whole = (tile + 1) * kTileQ <= a_.p.group * q_len;
-        const bool seen = (high.begin <= begin && low.end >= end) || low.prefix >= end;
-        const int keys = span.one_head ? max(high.end, high.prefix) - begin : kTileKv;
-        return {tile, span.first, span.one_head, !(whole && seen), clamp_to(keys, 0, kTileKv)};
-      }
-    }
-    return {place_.tile_end, {}, false, false, 0};
   }
 
   __device__ __forceinline__ void load_rows(int stage, const Rung& rung) {

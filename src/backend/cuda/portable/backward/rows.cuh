@@ -71,9 +71,6 @@ class RowBlock {
  private:
   static __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
-  static __device__ __forceinline__ int row_in_tile(int r) {
-    return (warp() * kM + r / 2) * 16 + r % 2 * 8 + lane() / 4;
-  }
 
   __device__ __forceinline__ void load_rows() {
     load_queries<T, TileQ, kThreads>(s_q_, a_.q, place_, a_.p.group, place_.span, place_.rows,
@@ -92,7 +89,7 @@ class RowBlock {
   __device__ __forceinline__ void load_stats() {
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {
-      const int row = row_in_tile(r);
+      const int row = row_in_tile<kM>(r);
       stats_[r] = {kInfinity, 0};
       if (row >= place_.rows) continue;
       const Row which = place_.span.of(place_.s, row);
@@ -141,10 +138,10 @@ class RowBlock {
       Sight sight{};
       TermRow terms{};
       if constexpr (kMasked) {
-        which = place_.span.of(place_.s, row_in_tile(r));
+        which = place_.span.of(place_.s, row_in_tile<kM>(r));
         sight = sight_of(a_.p, place_.s, which.i);
       }
-      const bool real = row_in_tile(r) < place_.rows;
+      const bool real = row_in_tile<kM>(r) < place_.rows;
       const int head = place_.head_kv * a_.p.group + (real ? which.head : 0);
       if (kAnyTerms) terms = term_row<T>(a_.p, place_.s, place_.b, head, which.i);
 #pragma unroll
@@ -174,7 +171,7 @@ class RowBlock {
   __device__ __forceinline__ void store() const {
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {
-      const int row = row_in_tile(r);
+      const int row = row_in_tile<kM>(r);
       if (row >= place_.rows) continue;
       const Row which = place_.span.of(place_.s, row);
       T* const to = rows_at<T>(a_.dq, place_.s, place_.s.q_row + which.i,

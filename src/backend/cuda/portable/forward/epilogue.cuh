@@ -1,0 +1,135 @@
+// What a block of the forward pass leaves behind: outputs and lse, or the parts of them for a
+// merge.
+#pragma once
+
+#include "backend/cuda/portable/forward/config.h"
+#include "backend/cuda/portable/forward/softmax.cuh"
+#include "backend/cuda/portable/loads.cuh"
+#include "backend/cuda/portable/terms.cuh"
+#include "prim/cuda/tile/products.cuh"
+
+namespace fovea::cuda {
+
+template <typename Shape>
+class ForwardEpilogue {
+  using T = typename Shape::Element;
+  static constexpr ForwardConfig kC = Shape::kConfig;
+  static constexpr int kM = kC.m_tiles, kOut = kC.dim_v / 8, kTileQ = kC.tile_q();
+  using TileOut = tile::SharedTile<T, kTileQ, kC.dim_v>;
+  using Sums = ptx::Fragment[kM][kOut];
+
+ public:
+  // `s_q`: shared memory that nobody reads any more, of the size of the tile of Q.
+  __device__ __forceinline__ ForwardEpilogue(const ForwardArguments& a, const Place& place,
+                                             uint32_t s_q, const RunningSoftmax<kM>& softmax,
+                                             const Sums& out)
+      : a_(a), place_(place), s_q_(s_q), softmax_(softmax), out_(out) {}
+
+  __device__ __forceinline__ void store() {
+#pragma unroll
+    for (int r = 0; r < 2 * kM; ++r) {
+      const int row = row_in_tile<kM>(r);
+      const float sum = softmax_.sum[r], inverse = sum == 0 ? 0.0f : 1.0f / sum;
+      if constexpr (sizeof(T) == 4) {
+        if (row < place_.rows) {
+          tile::store_row(out_row(row), out_[r / 2], r % 2 * 2, inverse, a_.p.dim_v, a_.vector_out);
+        }
+      } else {
+        stage_row(r, inverse);
+      }
+      if (a_.lse.data != nullptr && lane() % 4 == 0 && row < place_.rows) {
+        const Row which = place_.span.of(place_.s, row);
+        const int head = place_.head_kv * a_.p.group + which.head;
+        a_.lse.data[place_.s.batch_at * a_.lse.batch + head * a_.lse.head +
+                    (place_.s.q_row + which.i) * a_.lse.row] =
+            sum == 0 ? -kInfinity : (softmax_.reference[r] + log2f(sum)) * kLn2;
+      }
+    }
+    if constexpr (sizeof(T) == 2) {
+      __syncwarp();  // a warp stores the rows that it staged
+      store_staged();
+    }
+  }
+
+  __device__ __forceinline__ T* out_row(int row) const {
+    const Row which = place_.span.of(place_.s, row);
+    return rows_at<T>(a_.out, place_.s, place_.s.q_row + which.i,
+                      place_.head_kv * a_.p.group + which.head);
+  }
+
+  // 16-bit outputs pass through the shared memory of Q, to be written 16 bytes at a time.
+  __device__ __forceinline__ void stage_row(int r, float scale) {
+#pragma unroll
+    for (int d = 0; d < kOut; ++d) {
+      const uint32_t two =
+          ptx::pack<T>(out_[r / 2][d][r % 2 * 2] * scale, out_[r / 2][d][r % 2 * 2 + 1] * scale);
+      asm volatile("st.shared.b32 [%0], %1;" ::"r"(s_q_ + TileOut::offset(row_in_tile<kM>(r), d) +
+                                                   lane() % 4 * 4),
+                   "r"(two)
+                   : "memory");
+    }
+  }
+
+  __device__ __forceinline__ void store_staged() const {
+    constexpr int kRowsOfWarp = 16 * kM;
+    for (int x = lane(); x < kRowsOfWarp * TileOut::kChunks; x += 32) {
+      const int row = warp() * kRowsOfWarp + x / TileOut::kChunks, chunk = x % TileOut::kChunks;
+      if (row >= place_.rows || chunk * 8 >= a_.p.dim_v) continue;
+      uint4 words;
+      asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+                   : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                   : "r"(s_q_ + TileOut::offset(row, chunk)));
+      T* const to = out_row(row) + chunk * 8;
+      if (a_.vector_out) {
+        *reinterpret_cast<uint4*>(to) = words;
+      } else {
+        const uint32_t w[4] = {words.x, words.y, words.z, words.w};
+        for (int y = 0; y < 8 && chunk * 8 + y < a_.p.dim_v; ++y) {
+          reinterpret_cast<uint16_t*>(to)[y] = static_cast<uint16_t>(w[y / 2] >> (y % 2 * 16));
+        }
+      }
+    }
+  }
+
+  // Rows of partial results: [part][KV head][row of the group].
+  __device__ __forceinline__ int64_t partial_index() const {
+    const int64_t all = static_cast<int64_t>(a_.p.group) * a_.p.q_len;
+    const int64_t heads = int64_t{a_.batch} * a_.p.head_kv;
+    return (blockIdx.y * heads + place_.b * a_.p.head_kv + place_.head_kv) * all + place_.row;
+  }
+  __device__ __forceinline__ float* partial_row() const {
+    return a_.partial + partial_index() * a_.p.dim_v;
+  }
+
+  // Unnormalised sums, their reference max and sum of weights, for the merge.
+  __device__ __forceinline__ void store_partial() {
+    const int64_t first = partial_index();
+#pragma unroll
+    for (int r = 0; r < 2 * kM; ++r) {
+      const int row = row_in_tile<kM>(r);
+      if (row >= place_.rows) continue;
+      float* const to = partial_row() + static_cast<int64_t>(row) * a_.p.dim_v;
+#pragma unroll
+      for (int d = 0; d < kOut; ++d) {
+        const int col = d * 8 + lane() % 4 * 2;
+        if (col < a_.p.dim_v) to[col] = out_[r / 2][d][r % 2 * 2];
+        if (col + 1 < a_.p.dim_v) to[col + 1] = out_[r / 2][d][r % 2 * 2 + 1];
+      }
+      if (lane() % 4 == 0) {
+        a_.partial_stats[first + row] = make_float2(softmax_.reference[r], softmax_.sum[r]);
+      }
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
+  static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+
+  const ForwardArguments& a_;
+  const Place& place_;
+  const uint32_t s_q_;
+  const RunningSoftmax<kM>& softmax_;
+  const Sums& out_;
+};
+
+}  // namespace fovea::cuda
