@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <string>
 
+#include "backend/cuda/common/alignment.h"
 #include "backend/cuda/common/error.h"
 #include "backend/cuda/merge.cuh"
 #include "backend/cuda/merge.h"
@@ -26,19 +27,6 @@ MergeResult result_of(const TensorView& out, const TensorView& lse) {
   const auto& l = lse.strides;
   if (out.rank == 3) return {{out.data, 0, o[0], o[1]}, {lse.data, 0, l[1], l[0]}};
   return {{out.data, o[0], o[1], o[2]}, {lse.data, l[0], l[2], l[1]}};
-}
-
-// Whether every row of a tensor begins on a whole vector and ends with one.
-bool takes_vectors(const TensorView& out, int64_t width) {
-  const auto last = static_cast<size_t>(out.rank - 1);
-  bool takes = out.sizes[last] % width == 0 &&
-               reinterpret_cast<uintptr_t>(out.data) %
-                       static_cast<uintptr_t>(width * dtype_bytes(out.dtype)) ==
-                   0;
-  for (size_t i = 0; i < last; ++i) {
-    takes = takes && (out.sizes[i] <= 1 || out.strides[i] % width == 0);
-  }
-  return takes;
 }
 
 // The memory of this part is written while the result is.
@@ -96,9 +84,9 @@ class Merger {
 template <typename T>
 cudaError_t merge_as(const PartialResult* parts, int64_t count, const TensorView& out,
                      const TensorView& lse, cudaStream_t stream) {
-  bool vectors = takes_vectors(out, kVector<T>);
+  bool vectors = cuda::rows_are_whole(out, kVector<T>);
   for (int64_t n = 0; n < count; ++n) {
-    vectors = vectors && takes_vectors(parts[n].out, kVector<T>);
+    vectors = vectors && cuda::rows_are_whole(parts[n].out, kVector<T>);
   }
   return Merger<T>(out, lse, vectors, stream).run(parts, count, out, lse);
 }

@@ -1,11 +1,10 @@
 // Joins partial results over disjoint keys: a warp has a row, each of its lanes one part's weight.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
 #include <cstring>
+
+#include "prim/cuda/ptx/math.cuh"
 
 namespace fovea::cuda {
 
@@ -40,16 +39,22 @@ struct MergeNumber<double> {
   using Real = double;
 };
 
-__device__ __forceinline__ double merge_load(double x) { return x; }
-__device__ __forceinline__ float merge_load(float x) { return x; }
-__device__ __forceinline__ float merge_load(__half x) { return __half2float(x); }
-__device__ __forceinline__ float merge_load(__nv_bfloat16 x) { return __bfloat162float(x); }
+template <typename T>
+__device__ __forceinline__ typename MergeNumber<T>::Real merge_load(T x) {
+  if constexpr (sizeof(T) == 8) {
+    return x;
+  } else {
+    return ptx::to_float(x);
+  }
+}
 
-__device__ __forceinline__ void merge_store(double x, double& to) { to = x; }
-__device__ __forceinline__ void merge_store(float x, float& to) { to = x; }
-__device__ __forceinline__ void merge_store(float x, __half& to) { to = __float2half(x); }
-__device__ __forceinline__ void merge_store(float x, __nv_bfloat16& to) {
-  to = __float2bfloat16(x);
+template <typename T>
+__device__ __forceinline__ T merge_rounded(typename MergeNumber<T>::Real x) {
+  if constexpr (sizeof(T) == 8) {
+    return x;
+  } else {
+    return ptx::from_float<T>(x);
+  }
 }
 
 // A word of so many bytes, to be stored by an intrinsic: the compiler would take it apart.
@@ -129,7 +134,7 @@ __device__ __forceinline__ void merge_row(const MergeArguments& a, const MergeRo
     if (d >= a.dim) continue;
     Pack to;
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) merge_store(total[i], to.x[i]);
+    for (int i = 0; i < kWidth; ++i) to.x[i] = merge_rounded<T>(total[i]);
     to.store(at.in<T>(a.result.out) + d);
   }
   // No part saw a key: largest and log(0) are both -inf, and so is their sum.

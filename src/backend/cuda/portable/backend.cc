@@ -24,7 +24,6 @@ constexpr int64_t kSplitBlocks = 2;        // of an SM, that keys are cut for
 constexpr int64_t kLeastSplitKeys = 1024;  // below it a merge takes longer than the keys
 constexpr int64_t kManyWaves = 8;
 constexpr int64_t kLeastRowTiles = 2;
-constexpr int kStaticSharedBytes = 1024;  // a block's own variables, at most
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -113,7 +112,7 @@ BackwardCut cut_backward(const AttentionProblem& p, const BackwardConfig& c, con
   constexpr int64_t kTile = BackwardConfig::kSumTile;
   BackwardCut cut;
   cut.one_pass = c.one_pass() && p.determinism != Determinism::kRequired &&
-                 c.one_pass_shared_bytes() + kStaticSharedBytes <= gpu.shared_bytes;
+                 c.key_shared_bytes() + kOwnSharedBytes <= gpu.shared_bytes;
   if (!cut.one_pass) return cut;
   const bool packed = p.layout == Layout::kPacked;
   const auto sum_rows = [&](int64_t rows) { return p.head_kv * (rows / kTile + p.batch) * kTile; };
@@ -141,7 +140,7 @@ class PortableKernel : public BoundKernel {
         forward_(*find_forward(problem, device.gpu)),
         backward_(*find_backward(problem)),
         cut_(cut_forward(problem, forward_.config, device.gpu)),
-        backward_cut_(cut_backward(problem, backward_.config, device.gpu)) {}
+        backward_cut_(cut_backward(problem, backward_.one_pass, device.gpu)) {}
 
   std::string name() const override {
     const ForwardConfig& c = forward_.config;
@@ -159,7 +158,7 @@ class PortableKernel : public BoundKernel {
            text(cut_.tiles) + " tiles of rows a KV head, keys in " + text(cut_.parts) +
            (cut_.parts == 1 ? " part" : " parts") + "; backward: " +
            (backward_cut_.one_pass
-                ? "one pass over tiles of " + text(backward_.config.key_tile()) +
+                ? "one pass over tiles of " + text(backward_.one_pass.key_tile()) +
                       " keys, their rows in " + text(backward_cut_.row_parts) +
                       (backward_cut_.row_parts == 1 ? " part" : " parts")
                 : "dk, dv by tiles of " + text(backward_.config.key_tile()) +

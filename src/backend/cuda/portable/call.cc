@@ -1,6 +1,7 @@
 // Resolution of a call's tensors.
 #include "backend/cuda/portable/call.h"
 
+#include "backend/cuda/common/alignment.h"
 #include "backend/sequence.h"
 #include "base/philox.h"
 
@@ -22,32 +23,7 @@ RowScalars scalars_of(const TensorView& t) {
   return {data, t.strides[0], t.strides[1], t.strides[2]};
 }
 
-namespace {
-
-// Whether keys 2 n and 2 n + 1 of every row lie in one aligned word.
-bool starts_even(const TensorView& t) {
-  bool even =
-      reinterpret_cast<uintptr_t>(t.data) % (2 * static_cast<size_t>(dtype_bytes(t.dtype))) == 0;
-  for (size_t d = 0; d + 1 < static_cast<size_t>(t.rank); ++d) {
-    even = even && (t.sizes[d] <= 1 || t.strides[d] % 2 == 0);
-  }
-  return even && (t.sizes[3] <= 1 || t.strides[3] == 1);
-}
-
-// Whether every row begins on a multiple of `per` elements and is whole multiples of them long.
-bool rows_in_steps(const TensorView& t, int64_t per) {
-  bool whole = reinterpret_cast<uintptr_t>(t.data) % (per * dtype_bytes(t.dtype)) == 0;
-  whole = whole && t.sizes[static_cast<size_t>(t.rank - 1)] % per == 0;
-  for (int d = 0; d + 1 < t.rank; ++d) {
-    const auto at = static_cast<size_t>(d);
-    whole = whole && (t.sizes[at] <= 1 || t.strides[at] % per == 0);
-  }
-  return whole;
-}
-
-}  // namespace
-
-bool takes_vectors(const TensorView& t) { return rows_in_steps(t, 16 / dtype_bytes(t.dtype)); }
+bool takes_vectors(const TensorView& t) { return rows_are_whole(t, 16 / dtype_bytes(t.dtype)); }
 
 Problem problem_of(const AttentionProblem& p, const AttentionInputs& t) {
   Problem out{};
@@ -76,11 +52,11 @@ Problem problem_of(const AttentionProblem& p, const AttentionInputs& t) {
   if (has(p.features, Feature::kBias)) {
     out.bias = broadcast_of(t.bias);
     out.bias_is_f32 = t.bias.dtype == DType::kF32;
-    out.bias_pairs = starts_even(t.bias);
+    out.bias_pairs = rows_begin_on(t.bias, 2);
   }
   if (has(p.features, Feature::kBoolMask)) {
     out.bool_mask = broadcast_of(t.mask);
-    out.mask_pairs = starts_even(t.mask);
+    out.mask_pairs = rows_begin_on(t.mask, 2);
   }
   if (has(p.features, Feature::kAlibi)) {
     const TensorView& slopes = t.alibi_slopes;

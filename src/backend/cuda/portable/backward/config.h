@@ -17,7 +17,7 @@ struct BackwardConfig {
   int query_warps;         // keys: warps that share their keys, and split queries and columns
   int key_tile_q;          // keys: query rows of a stage
   int dq_row_warps;        // keys: warps over the rows of a tile's dQ, the others over its columns;
-                           // 0: no pass that does all
+                           // 0: dQ is left to the rows' kernel
   bool split;     // dK and dV in launches of their own: their sums together exceed the registers
   int row_warps;  // rows: warps of a block, 16 * row_m_tiles rows each
   int row_m_tiles;
@@ -41,20 +41,19 @@ struct BackwardConfig {
     return shared_row_bytes(element_bytes, dim_qk) + shared_row_bytes(element_bytes, dim_v);
   }
   constexpr int score_bytes() const { return key_tile() * key_tile_q * element_bytes; }
+  // For the pass that does all, two stages of gradients of scores; weights too, where warps share.
   constexpr int key_shared_bytes() const {
-    return (query_warps > 1 ? 2 * score_bytes() : 0) +
-           (key_tile() + kStages * key_tile_q) * pair_bytes() +
-           kStages * key_tile_q * kRowStats * 4;
-  }
-  // Two stages of gradients of scores in all.
-  constexpr int one_pass_shared_bytes() const {
-    return key_shared_bytes() + (query_warps > 1 ? 1 : 2) * score_bytes();
+    const int scores = (one_pass() ? kStages : 0) + (query_warps > 1 ? 1 : 0);
+    return (key_tile() + kStages * key_tile_q) * pair_bytes() +
+           kStages * key_tile_q * kRowStats * 4 + scores * score_bytes();
   }
   constexpr int row_shared_bytes() const {
     return (row_tile() + kStages * row_tile_kv) * pair_bytes();
   }
 };
 
+// The two kernels, which are there for every GPU: their shared memory stays below what each since
+// Ampere gives a block.
 constexpr BackwardConfig backward_config(int element_bytes, int dim_qk, int dim_v, Terms terms) {
   BackwardConfig c{};
   c.dim_qk = dim_qk;
@@ -69,7 +68,6 @@ constexpr BackwardConfig backward_config(int element_bytes, int dim_qk, int dim_
   c.chunk = c.masked_chunk = 32;
   c.query_warps = 1;
   c.keys_in_registers = dim_qk == 32;
-  c.dq_row_warps = dim_qk >= 64 ? 2 : 4;
   if (dim_qk == 16) {
     c.key_blocks = 4;
     c.masked_chunk = 16;
@@ -80,36 +78,39 @@ constexpr BackwardConfig backward_config(int element_bytes, int dim_qk, int dim_
   }
   if (dim_qk == 64) c.masked_chunk = 16;
   if (dim_qk > 64) {
-    c.key_warps = 8;
-    c.query_warps = 2;
-    c.row_m_tiles = 1;
+    c.key_m_tiles = c.row_m_tiles = 1;
     c.row_tile_kv = 32;
     c.key_blocks = 1;
     c.row_blocks = 3;
-    if (dim_qk == 96) c.dq_row_warps = 4;
   }
   if (dim_qk > 128) {
-    c.key_warps = 4;
-    c.query_warps = c.key_m_tiles = 1;
     c.key_tile_q = c.row_tile_kv = c.chunk = c.masked_chunk = 16;
     c.split = dim_v > 128 || terms == Terms::kAny;
     c.row_blocks = 1;
-    c.dq_row_warps = 0;
   }
   if (terms == Terms::kAny) {
-    c.key_m_tiles = c.row_m_tiles = c.query_warps = 1;
+    c.key_m_tiles = c.row_m_tiles = 1;
     c.chunk = c.masked_chunk = 16;
     c.key_blocks = 1;
     c.keys_in_registers = false;
   }
   if (element_bytes == 4) {
-    c.key_m_tiles = c.row_m_tiles = c.query_warps = 1;
+    c.key_m_tiles = c.row_m_tiles = 1;
     c.key_tile_q = c.row_tile_kv = c.chunk = c.masked_chunk = 16;
     c.key_warps = c.row_warps = dim_qk > 128 ? 1 : dim_qk > 64 ? 2 : 4;
     c.key_blocks = 1;
-    c.dq_row_warps = 0;
     c.keys_in_registers = false;
   }
+  return c;
+}
+
+// The pass that does all, of 16-bit values and head dims whose sums fit the registers.
+constexpr BackwardConfig one_pass_config(int element_bytes, int dim_qk, int dim_v, Terms terms) {
+  BackwardConfig c = backward_config(element_bytes, dim_qk, dim_v, terms);
+  if (element_bytes == 4 || dim_qk > 128) return c;
+  c.dq_row_warps = dim_qk == 64 || dim_qk == 128 ? 2 : 4;
+  if (dim_qk > 64) c.key_warps = 8;
+  if (dim_qk > 64 && terms == Terms::kNone) c.query_warps = c.key_m_tiles = 2;
   return c;
 }
 
@@ -117,6 +118,9 @@ template <typename T, int kDimQk, int kDimV, Terms kTerms>
 struct BackwardShape {
   using Element = T;
   static constexpr BackwardConfig kConfig = backward_config(sizeof(T), kDimQk, kDimV, kTerms);
+  static constexpr BackwardConfig kOnePass = one_pass_config(sizeof(T), kDimQk, kDimV, kTerms);
+  static_assert(kConfig.key_shared_bytes() <= kLeastSharedBytes &&
+                kConfig.row_shared_bytes() <= kLeastSharedBytes);
 };
 
 }  // namespace fovea::cuda

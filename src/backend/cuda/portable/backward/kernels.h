@@ -13,7 +13,8 @@ namespace fovea::cuda {
 
 struct BackwardKernel {
   DType dtype;
-  BackwardConfig config;
+  BackwardConfig config;    // of the two kernels
+  BackwardConfig one_pass;  // of the pass that does all, where there is one
   // All kernels of a backward pass, in order.
   cudaError_t (*launch)(const BackwardArguments& a, cudaStream_t stream);
 };

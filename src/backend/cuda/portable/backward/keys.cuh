@@ -15,9 +15,12 @@ namespace fovea::cuda {
 enum class KeySums { kBoth, kDk, kDv, kAll };  // kAll: dq too
 
 template <typename Shape, KeySums kSums>
+constexpr BackwardConfig kKeyConfig = kSums == KeySums::kAll ? Shape::kOnePass : Shape::kConfig;
+
+template <typename Shape, KeySums kSums>
 class KeyBlock {
   using T = typename Shape::Element;
-  static constexpr BackwardConfig kC = Shape::kConfig;
+  static constexpr BackwardConfig kC = kKeyConfig<Shape, kSums>;
   static constexpr int kM = kC.key_m_tiles, kTileKv = kC.key_tile(), kTileQ = kC.key_tile_q;
   static constexpr int kThreads = kC.key_threads();
   static constexpr bool kAnyTerms = kC.terms == Terms::kAny;
@@ -36,7 +39,7 @@ class KeyBlock {
   using TileQ = tile::SharedTile<T, kTileQ, kC.dim_qk>;
   using TileDout = tile::SharedTile<T, kTileQ, kC.dim_v>;
   using TileDs = tile::SharedTile<T, kTileKv, kTileQ>;  // gradients of scores, a key a row
-  static_assert(kShare == 1 || kTileQ == kShare * kC.chunk);
+  static_assert(kShare == 1 || (kWantDq && kTileQ == kShare * kC.chunk));
 
  public:
   __device__ __forceinline__ KeyBlock(const BackwardArguments& a, KeyPlace& place,
@@ -48,7 +51,7 @@ class KeyBlock {
     s_q_ = s_v_ + TileV::kBytes;
     s_dout_ = s_q_ + 2 * TileQ::kBytes;
     s_ds_ = s_dout_ + 2 * TileDout::kBytes;
-    s_weights_ = s_ds_ + (kWantDq ? 2 : 1) * TileDs::kBytes;
+    s_weights_ = s_ds_ + 2 * TileDs::kBytes;
   }
 
   __device__ __forceinline__ void run() {
@@ -130,8 +133,8 @@ class KeyBlock {
       const Row which = span.of(place_.s, r);
       const int64_t from =
           stat_index(a_, place_.s, place_.head_kv * a_.p.group + which.head, which.i);
-      ptx::cp_async_4(s_stats_ + (at + r) * 4, a_.lse2 + from, 4);
-      ptx::cp_async_4(s_stats_ + (at + kTileQ + r) * 4, a_.delta + from, 4);
+      ptx::cp_async_4(s_stats_ + (at + r) * 4, a_.lse2 + from);
+      ptx::cp_async_4(s_stats_ + (at + kTileQ + r) * 4, a_.delta + from);
       if (kAnyTerms || rung.masked) {
         const Sight sight = sight_of(a_.p, place_.s, which.i);
         reinterpret_cast<int2*>(stats_ + at + 2 * kTileQ)[r] = {sight.begin, sight.end};
@@ -179,9 +182,7 @@ class KeyBlock {
     }
   }
 
-  static __device__ __forceinline__ uint32_t ds_stage(int n) {
-    return kWantDq ? n % 2 * TileDs::kBytes : 0;
-  }
+  static __device__ __forceinline__ uint32_t ds_stage(int n) { return n % 2 * TileDs::kBytes; }
   __device__ __forceinline__ void store_nothing(uint32_t shared, int chunk) const {
     ptx::Fragment none[kM][kChunk / 8];
     tile::clear(none);
@@ -428,7 +429,8 @@ class KeyBlock {
 };
 
 template <typename Shape, int kSums>
-__global__ void __launch_bounds__(Shape::kConfig.key_threads(), Shape::kConfig.key_blocks)
+__global__ void __launch_bounds__(kKeyConfig<Shape, static_cast<KeySums>(kSums)>.key_threads(),
+                                  kKeyConfig<Shape, static_cast<KeySums>(kSums)>.key_blocks)
     backward_keys_kernel(const __grid_constant__ BackwardArguments a) {
   extern __shared__ __align__(128) unsigned char memory[];
   __shared__ KeyPlace place;

@@ -41,26 +41,25 @@ cudaError_t launch_backward(const BackwardArguments& a, cudaStream_t stream) {
   const auto then = [&](auto kernel, int64_t blocks, int threads, int bytes) {
     if (error == cudaSuccess) error = launch(kernel, blocks, threads, bytes);
   };
-  const int64_t key_blocks = heads * ceil_div(p.kv_len, kC.key_tile()) * a.row_parts;
   const int64_t group_rows = int64_t{p.group} * p.q_len;
+  const auto keys = [&](auto kernel, const BackwardConfig& c) {
+    then(kernel, heads * ceil_div(p.kv_len, c.key_tile()) * a.row_parts, c.key_threads(),
+         c.key_shared_bytes());
+  };
   if (a.dq_sum != nullptr) {
-    if constexpr (kC.one_pass()) {
-      then(backward_keys_kernel<Shape, static_cast<int>(KeySums::kAll)>, key_blocks,
-           kC.key_threads(), kC.one_pass_shared_bytes());
+    if constexpr (Shape::kOnePass.one_pass()) {
+      keys(backward_keys_kernel<Shape, static_cast<int>(KeySums::kAll)>, Shape::kOnePass);
       const int64_t key_tiles = a.row_parts > 1 ? ceil_div(p.kv_len, BackwardConfig::kSumTile) : 0;
       then(round_sums_kernel<T, kC.dim_qk, kC.dim_v>,
            heads * (ceil_div(group_rows, BackwardConfig::kSumTile) + key_tiles),
            BackwardConfig::kSumThreads, 0);
     }
   } else {
-    const auto keys = [&](auto kernel) {
-      then(kernel, key_blocks, kC.key_threads(), kC.key_shared_bytes());
-    };
     if constexpr (kC.split) {
-      keys(backward_keys_kernel<Shape, static_cast<int>(KeySums::kDk)>);
-      keys(backward_keys_kernel<Shape, static_cast<int>(KeySums::kDv)>);
+      keys(backward_keys_kernel<Shape, static_cast<int>(KeySums::kDk)>, kC);
+      keys(backward_keys_kernel<Shape, static_cast<int>(KeySums::kDv)>, kC);
     } else {
-      keys(backward_keys_kernel<Shape, static_cast<int>(KeySums::kBoth)>);
+      keys(backward_keys_kernel<Shape, static_cast<int>(KeySums::kBoth)>, kC);
     }
     then(backward_rows_kernel<Shape>, heads * ceil_div(group_rows, kC.row_tile()), kC.row_threads(),
          kC.row_shared_bytes());
@@ -79,6 +78,7 @@ cudaError_t launch_backward(const BackwardArguments& a, cudaStream_t stream) {
 }
 
 template <DType kDtype, typename Shape>
-inline constexpr BackwardKernel kBackwardKernel = {kDtype, Shape::kConfig, launch_backward<Shape>};
+inline constexpr BackwardKernel kBackwardKernel = {kDtype, Shape::kConfig, Shape::kOnePass,
+                                                   launch_backward<Shape>};
 
 }  // namespace fovea::cuda

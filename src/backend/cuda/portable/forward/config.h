@@ -12,6 +12,10 @@ constexpr int shared_row_bytes(int element_bytes, int dim) {
   return element_bytes == 2 ? 2 * dim : 4 * dim + 16;
 }
 
+// What every GPU since Ampere gives a block, less a block's own variables.
+constexpr int kOwnSharedBytes = 1024;
+constexpr int kLeastSharedBytes = 99 * 1024 - kOwnSharedBytes;
+
 struct ForwardConfig {
   int dim_qk, dim_v;  // padded
   int element_bytes;
@@ -35,8 +39,7 @@ struct ForwardConfig {
 };
 
 // 32 rows a warp halve what ldmatrix reads of K and V per row; where their sums do not fit the
-// registers, or more warps hide more latency than that saves, 16. Shared memory stays below the 99
-// KiB that every GPU since Ampere gives a block.
+// registers, or more warps hide more latency than that saves, 16.
 constexpr ForwardConfig forward_config(int element_bytes, int dim_qk, int dim_v, Terms terms,
                                        Width width) {
   ForwardConfig c{dim_qk, dim_v, element_bytes, 4, 2, 64, 32, 2, false, width, terms};
@@ -75,6 +78,7 @@ template <typename T, int kDimQk, int kDimV, Terms kTerms, Width kWidth = Width:
 struct ForwardShape {
   using Element = T;
   static constexpr ForwardConfig kConfig = forward_config(sizeof(T), kDimQk, kDimV, kTerms, kWidth);
+  static_assert(kConfig.shared_bytes() <= kLeastSharedBytes);
 };
 
 }  // namespace fovea::cuda

@@ -93,6 +93,7 @@ class ForwardBlock {
 
   static __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+
   __device__ __forceinline__ void load_stage(int stage, int first) {
     // Fragments past the last key are not looked at.
     const int end = place_.key_end, filled = whole_fragments<TileK>(end - first);
@@ -135,7 +136,6 @@ class ForwardBlock {
 
   __device__ __forceinline__ void tile(int stage, int first) {
     constexpr int kChunks = kTileKv / kC.chunk_kv;
-    static_assert(kChunks < 32);
     const uint32_t s_k = s_k_ + stage * TileK::kBytes, s_v = s_v_ + stage * TileV::kBytes;
     const WarpSight& sight = place_.warps[warp()];
     // Small head dims spend so little on a chunk that a question at each would show. Terms cost
@@ -144,7 +144,7 @@ class ForwardBlock {
     const bool fast = kTight && !place_.careful && sight.shows(first, first + kTileKv);
     int c = kChunks - 1;
 #pragma unroll 1
-    for (; c >= 0 && !(kTight && fast && settled_); --c) {
+    for (; c >= 0 && !(fast && settled_); --c) {
       const int chunk = c * kC.chunk_kv, begin = first + chunk;
       const bool all = sight.shows(begin, begin + kC.chunk_kv);
       if (!kTight && !kAnyTerms && settled_ && all && !place_.careful) {

@@ -56,6 +56,7 @@ __device__ __forceinline__ void find_place(const ForwardArguments& a, ForwardPla
       key_tiles(p, place.s, place.row, place.rows, place.key_begin, place.key_end, kTileKv);
   place.count = place.key_end > place.key_begin ? place.tiles.count() : 0;
 }
+
 // By one lane of the warp.
 template <int kM>
 __device__ __forceinline__ WarpSight sights_of_warp(const Problem& p, const Place& place,
