@@ -56,6 +56,19 @@ struct Problem {
   float keep_scale;
 };
 
+// Division of numbers below 2^31 by one that the host knows: a multiplication and a shift.
+struct Divider {
+  uint32_t divisor, multiplier, shift;
+
+  static Divider by(int64_t divisor) {
+    uint32_t shift = 0;
+    while (shift < 31 && (int64_t{1} << shift) < divisor) ++shift;
+    const auto d = static_cast<uint64_t>(divisor);
+    const uint64_t rest = (uint64_t{1} << shift) - d;
+    return {static_cast<uint32_t>(d), static_cast<uint32_t>((rest << 32) / d + 1), shift};
+  }
+};
+
 struct ForwardArguments {
   Problem p;
   Rows q, k, v, out;
@@ -64,7 +77,9 @@ struct ForwardArguments {
   bool vector_v;   // the same of v
   bool vector_out;
   int batch;
-  bool longest_first;  // tiles of rows in the order of their work over all heads, not head by head
+  bool longest_first;   // tiles of rows in the order of their work over all heads, not head by head
+  bool tiles_of_heads;  // no tile holds rows of two heads
+  Divider heads, head_kv, tiles, group;  // KV heads of all members, KV heads, tiles of rows of one
 
   // Keys cut into parts, each with its own unnormalised sums.
   int parts;

@@ -22,6 +22,9 @@ constexpr int64_t kMaxLength = int64_t{1} << 30;
 constexpr int64_t kMaxParts = 64;
 constexpr int64_t kSplitBlocks = 2;        // of an SM, that keys are cut for
 constexpr int64_t kLeastSplitKeys = 1024;  // below it a merge takes longer than the keys
+constexpr int64_t kFewKeys = 1024;         // that a block of few rows may read for them alone
+constexpr int64_t kFewRows = 64;           // of a KV head, for which keys are read about once
+constexpr int64_t kSharedBlocks = 2;       // of an SM, whose warps share rows
 constexpr int64_t kManyWaves = 8;
 constexpr int64_t kLeastRowTiles = 2;
 
@@ -50,11 +53,19 @@ const Kernel* find_instance(std::span<const Kernel* const> table, const Attentio
   return best;
 }
 
+// Tiles take rows through the heads of a group, unless a head nearly fills them: rows of two heads
+// see different keys.
+bool tiles_of_heads(const AttentionProblem& p, const ForwardConfig& c) {
+  return 2 * p.q_len > c.tile_q();
+}
 int64_t row_tiles(const AttentionProblem& p, const ForwardConfig& c) {
-  return ceil_div(p.head_q / p.head_kv * p.q_len, c.tile_q());
+  const int64_t group = p.head_q / p.head_kv;
+  return tiles_of_heads(p, c) ? group * ceil_div(p.q_len, c.tile_q())
+                              : ceil_div(group * p.q_len, c.tile_q());
 }
 
-// Narrow tiles where wide ones would not give every SM a block.
+// Warps share rows where there are so few that all blocks run at once, and each of them can afford
+// to read its keys alone: they are few, or the rows of a KV head are.
 const ForwardKernel* find_forward(const AttentionProblem& p, const GpuInfo& gpu) {
   const auto of_width = [&](Width width) {
     return find_instance(forward_kernels(), p,
@@ -62,11 +73,15 @@ const ForwardKernel* find_forward(const AttentionProblem& p, const GpuInfo& gpu)
   };
   const ForwardKernel* const wide = of_width(Width::kWide);
   if (wide == nullptr) return nullptr;
-  const int64_t blocks = row_tiles(p, wide->config) * p.batch * p.head_kv;
-  const ForwardKernel* const narrow = of_width(Width::kNarrow);
-  const bool take =
-      narrow != nullptr && blocks <= gpu.sm_count && narrow->config.dim_qk == wide->config.dim_qk;
-  return take ? narrow : wide;
+  const int64_t rows = p.head_q / p.head_kv * p.q_len;
+  if (p.kv_len > kFewKeys && rows > kFewRows) return wide;
+  for (const Width width : {Width::kQuads, Width::kPairs}) {
+    const ForwardKernel* const shared = of_width(width);
+    if (shared == nullptr || shared->config.dim_qk != wide->config.dim_qk) continue;
+    const int64_t blocks = row_tiles(p, shared->config) * p.batch * p.head_kv;
+    if (blocks <= kSharedBlocks * gpu.sm_count) return shared;
+  }
+  return wide;
 }
 
 const BackwardKernel* find_backward(const AttentionProblem& p) {
@@ -146,9 +161,10 @@ class PortableKernel : public BoundKernel {
     const ForwardConfig& c = forward_.config;
     return std::string("portable/") + dtype_name(p_.dtype) + "/d" + std::to_string(c.dim_qk) +
            (c.dim_v == c.dim_qk ? "" : "v" + std::to_string(c.dim_v)) +
-           (c.terms == Terms::kAny      ? "/terms"
-            : c.width == Width::kNarrow ? "/narrow"
-                                        : "");
+           (c.terms == Terms::kAny     ? "/terms"
+            : c.width == Width::kPairs ? "/pairs"
+            : c.width == Width::kQuads ? "/quads"
+                                       : "");
   }
 
   std::string describe() const override {
@@ -189,6 +205,11 @@ class PortableKernel : public BoundKernel {
     a.vector_out = takes_vectors(t.out);
     a.batch = static_cast<int>(p_.batch);
     a.longest_first = cut_.longest_first;
+    a.tiles_of_heads = tiles_of_heads(p_, forward_.config);
+    a.heads = Divider::by(p_.batch * p_.head_kv);
+    a.head_kv = Divider::by(p_.head_kv);
+    a.tiles = Divider::by(cut_.tiles);
+    a.group = Divider::by(p_.head_q / p_.head_kv);
     a.parts = static_cast<int>(cut_.parts);
     a.part_keys = static_cast<int>(cut_.part_keys);
     if (cut_.parts > 1) {

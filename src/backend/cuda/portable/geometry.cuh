@@ -45,6 +45,9 @@ struct Sight {
   }
 };
 
+// Whether every query sees every key of its sequence.
+__device__ __forceinline__ bool sees_all(const Problem& p) { return p.left < 0 && p.right < 0; }
+
 __device__ __forceinline__ Sight sight_of(const Problem& p, const Sequence& s, int i) {
   const int position = i + s.kv_len - s.q_len;
   Sight sight;
@@ -66,6 +69,14 @@ struct Row {
   }
 };
 
+// The quotient; what is left goes to `rest`.
+__device__ __forceinline__ int divide(const Divider& by, int n, int& rest) {
+  const auto u = static_cast<uint32_t>(n);
+  const auto quotient = static_cast<int>((__umulhi(u, by.multiplier) + u) >> by.shift);
+  rest = n - quotient * static_cast<int>(by.divisor);
+  return quotient;
+}
+
 // Neighbouring rows of a group: most often of one head, and then found without a division each.
 struct RowSpan {
   Row first;
@@ -81,10 +92,11 @@ struct RowSpan {
   }
 };
 
-// The row in a block's tile of index r of the 2 kM that a lane holds, warps one after another.
-template <int kM>
+// The row in a block's tile of index r of the 2 kM that a lane holds; kSharing neighbouring warps
+// hold the same rows.
+template <int kM, int kSharing = 1>
 __device__ __forceinline__ int row_in_tile(int r) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32 / kSharing, lane = threadIdx.x % 32;
   return (warp * kM + r / 2) * 16 + r % 2 * 8 + lane / 4;
 }
 
@@ -117,13 +129,15 @@ struct KeyTiles {
   }
 };
 
-// Rows [row, row + rows) of the group, keys [key_begin, key_end) in tiles of `tile`.
-__device__ __forceinline__ KeyTiles key_tiles(const Problem& p, const Sequence& s, int row,
-                                              int rows, int key_begin, int key_end, int tile) {
-  const Row from = Row::at(s, row), to = Row::at(s, row + rows - 1);
-  const bool one_head = from.head == to.head;
-  const Sight low = sight_of(p, s, one_head ? from.i : 0);
-  const Sight high = sight_of(p, s, one_head ? to.i : s.q_len - 1);
+// The first `rows` rows of the span, keys [key_begin, key_end) in tiles of `tile`.
+__device__ __forceinline__ KeyTiles key_tiles(const Problem& p, const Sequence& s,
+                                              const RowSpan& span, int rows, int key_begin,
+                                              int key_end, int tile) {
+  if (sees_all(p)) {
+    return {0, (key_end - key_begin + tile - 1) / tile, 0, 0, s.kv_len, 0};
+  }
+  const Sight low = sight_of(p, s, span.one_head ? span.first.i : 0);
+  const Sight high = sight_of(p, s, span.one_head ? span.first.i + rows - 1 : s.q_len - 1);
   KeyTiles t;
   const int begin = max(low.begin, key_begin), end = min(high.end, key_end);
   const int prefix = min(low.prefix, key_end);

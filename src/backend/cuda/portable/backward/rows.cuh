@@ -45,7 +45,7 @@ class RowBlock {
     __syncthreads();
     if (place_.rows <= 0) return;
     const KeyTiles keys =
-        key_tiles(p, place_.s, place_.row, place_.rows, 0, place_.s.kv_len, kTileKv);
+        key_tiles(p, place_.s, place_.span, place_.rows, 0, place_.s.kv_len, kTileKv);
     load_rows();
     load_stats();
     tile::clear(dq_);

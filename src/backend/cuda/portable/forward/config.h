@@ -4,8 +4,9 @@
 namespace fovea::cuda {
 
 enum class Terms { kNone, kAny };  // kAny: bias, boolean mask, ALiBi, softcap, dropout, odd scales
-// Tiles for many rows, or for so few that narrow ones keep more of the GPU busy.
-enum class Width { kWide, kNarrow };
+// Of rows there are enough for every warp to have its own; or two, or four warps hold the same
+// ones, each for its share of the keys, so that few rows keep more of the GPU busy.
+enum class Width { kWide, kPairs, kQuads };
 
 // Bytes of a row of a tile in shared memory, as tile::SharedTile lays it out.
 constexpr int shared_row_bytes(int element_bytes, int dim) {
@@ -20,10 +21,11 @@ struct ForwardConfig {
   int dim_qk, dim_v;  // padded
   int element_bytes;
   int warps;
-  int m_tiles;   // 16-row tiles of a warp
-  int tile_kv;   // keys of a stage in shared memory
-  int chunk_kv;  // keys whose scores are in registers at once
-  int blocks;    // of an SM, at least: what the registers are bounded by
+  int key_warps;  // warps that hold the same rows, each for its share of the keys
+  int m_tiles;    // 16-row tiles of a warp
+  int tile_kv;    // keys of a stage in shared memory
+  int chunk_kv;   // keys whose scores are in registers at once
+  int blocks;     // of an SM, at least: what the registers are bounded by
   bool q_in_registers;
   Width width;
   Terms terms;
@@ -31,7 +33,7 @@ struct ForwardConfig {
   static constexpr int kStages = 2;
 
   constexpr int threads() const { return 32 * warps; }
-  constexpr int tile_q() const { return warps * 16 * m_tiles; }
+  constexpr int tile_q() const { return warps / key_warps * 16 * m_tiles; }
   constexpr int shared_bytes() const {
     return (tile_q() + kStages * tile_kv) * shared_row_bytes(element_bytes, dim_qk) +
            kStages * tile_kv * shared_row_bytes(element_bytes, dim_v);
@@ -42,7 +44,7 @@ struct ForwardConfig {
 // registers, or more warps hide more latency than that saves, 16.
 constexpr ForwardConfig forward_config(int element_bytes, int dim_qk, int dim_v, Terms terms,
                                        Width width) {
-  ForwardConfig c{dim_qk, dim_v, element_bytes, 4, 2, 64, 32, 2, false, width, terms};
+  ForwardConfig c{dim_qk, dim_v, element_bytes, 4, 1, 2, 64, 32, 2, false, width, terms};
   if (dim_qk <= 64) {
     c.tile_kv = dim_qk <= 32 ? 256 : 128;
     c.q_in_registers = true;
@@ -56,11 +58,13 @@ constexpr ForwardConfig forward_config(int element_bytes, int dim_qk, int dim_v,
     c.tile_kv = dim_qk > 128 ? 32 : 64;
     c.blocks = 2;
   }
-  if (width == Width::kNarrow) {
+  if (width != Width::kWide) {
+    c.key_warps = width == Width::kPairs ? 2 : 4;
+    c.warps = width == Width::kPairs ? 8 : 4;
     c.m_tiles = 1;
-    c.chunk_kv = 32;
-    c.tile_kv = dim_qk <= 32 ? 128 : 64;
-    c.blocks = dim_qk == 16 ? 6 : dim_qk == 32 ? 5 : 4;
+    c.chunk_kv = dim_qk > 64 ? 16 : 32;
+    c.tile_kv = dim_qk > 64 ? 64 : width == Width::kPairs && dim_qk <= 32 ? 256 : 128;
+    c.blocks = 16 / c.warps;
   }
   if (element_bytes == 4) {
     c.q_in_registers = false;

@@ -10,6 +10,45 @@
 
 namespace fovea::cuda {
 
+template <typename T>
+__device__ __forceinline__ T* out_row(const ForwardArguments& a, const Place& place, int row) {
+  const Row which = place.span.of(place.s, row);
+  return rows_at<T>(a.out, place.s, place.s.q_row + which.i,
+                    place.head_kv * a.p.group + which.head);
+}
+
+__device__ __forceinline__ void store_lse(const ForwardArguments& a, const Place& place, int row,
+                                          float reference, float sum) {
+  const Row which = place.span.of(place.s, row);
+  const int head = place.head_kv * a.p.group + which.head;
+  a.lse.data[place.s.batch_at * a.lse.batch + head * a.lse.head +
+             (place.s.q_row + which.i) * a.lse.row] =
+      sum == 0 ? -kInfinity : (reference + log2f(sum)) * kLn2;
+}
+
+// Eight 16-bit values, of which `count` exist.
+template <typename T>
+__device__ __forceinline__ void store_words(T* to, uint4 words, int count, bool vector) {
+  if (vector) {
+    *reinterpret_cast<uint4*>(to) = words;
+    return;
+  }
+  const uint32_t w[4] = {words.x, words.y, words.z, words.w};
+  for (int y = 0; y < 8 && y < count; ++y) {
+    reinterpret_cast<uint16_t*>(to)[y] = static_cast<uint16_t>(w[y / 2] >> (y % 2 * 16));
+  }
+}
+
+// Rows of partial results: [part][KV head][row of the group].
+__device__ __forceinline__ int64_t partial_index(const ForwardArguments& a, const Place& place) {
+  const int64_t all = static_cast<int64_t>(a.p.group) * a.p.q_len;
+  const int64_t heads = int64_t{a.batch} * a.p.head_kv;
+  return (blockIdx.y * heads + place.b * a.p.head_kv + place.head_kv) * all + place.row;
+}
+__device__ __forceinline__ float* partial_row(const ForwardArguments& a, const Place& place) {
+  return a.partial + partial_index(a, place) * a.p.dim_v;
+}
+
 template <typename Shape>
 class ForwardEpilogue {
   using T = typename Shape::Element;
@@ -32,29 +71,20 @@ class ForwardEpilogue {
       const float sum = softmax_.sum[r], inverse = sum == 0 ? 0.0f : 1.0f / sum;
       if constexpr (sizeof(T) == 4) {
         if (row < place_.rows) {
-          tile::store_row(out_row(row), out_[r / 2], r % 2 * 2, inverse, a_.p.dim_v, a_.vector_out);
+          tile::store_row(out_row<T>(a_, place_, row), out_[r / 2], r % 2 * 2, inverse, a_.p.dim_v,
+                          a_.vector_out);
         }
       } else {
         stage_row(r, inverse);
       }
       if (a_.lse.data != nullptr && lane() % 4 == 0 && row < place_.rows) {
-        const Row which = place_.span.of(place_.s, row);
-        const int head = place_.head_kv * a_.p.group + which.head;
-        a_.lse.data[place_.s.batch_at * a_.lse.batch + head * a_.lse.head +
-                    (place_.s.q_row + which.i) * a_.lse.row] =
-            sum == 0 ? -kInfinity : (softmax_.reference[r] + log2f(sum)) * kLn2;
+        store_lse(a_, place_, row, softmax_.reference[r], sum);
       }
     }
     if constexpr (sizeof(T) == 2) {
       __syncwarp();  // a warp stores the rows that it staged
       store_staged();
     }
-  }
-
-  __device__ __forceinline__ T* out_row(int row) const {
-    const Row which = place_.span.of(place_.s, row);
-    return rows_at<T>(a_.out, place_.s, place_.s.q_row + which.i,
-                      place_.head_kv * a_.p.group + which.head);
   }
 
   // 16-bit outputs pass through the shared memory of Q, to be written 16 bytes at a time.
@@ -79,36 +109,19 @@ class ForwardEpilogue {
       asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
                    : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
                    : "r"(s_q_ + TileOut::offset(row, chunk)));
-      T* const to = out_row(row) + chunk * 8;
-      if (a_.vector_out) {
-        *reinterpret_cast<uint4*>(to) = words;
-      } else {
-        const uint32_t w[4] = {words.x, words.y, words.z, words.w};
-        for (int y = 0; y < 8 && chunk * 8 + y < a_.p.dim_v; ++y) {
-          reinterpret_cast<uint16_t*>(to)[y] = static_cast<uint16_t>(w[y / 2] >> (y % 2 * 16));
-        }
-      }
+      store_words(out_row<T>(a_, place_, row) + chunk * 8, words, a_.p.dim_v - chunk * 8,
+                  a_.vector_out);
     }
-  }
-
-  // Rows of partial results: [part][KV head][row of the group].
-  __device__ __forceinline__ int64_t partial_index() const {
-    const int64_t all = static_cast<int64_t>(a_.p.group) * a_.p.q_len;
-    const int64_t heads = int64_t{a_.batch} * a_.p.head_kv;
-    return (blockIdx.y * heads + place_.b * a_.p.head_kv + place_.head_kv) * all + place_.row;
-  }
-  __device__ __forceinline__ float* partial_row() const {
-    return a_.partial + partial_index() * a_.p.dim_v;
   }
 
   // Unnormalised sums, their reference max and sum of weights, for the merge.
   __device__ __forceinline__ void store_partial() {
-    const int64_t first = partial_index();
+    const int64_t first = partial_index(a_, place_);
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {
       const int row = row_in_tile<kM>(r);
       if (row >= place_.rows) continue;
-      float* const to = partial_row() + static_cast<int64_t>(row) * a_.p.dim_v;
+      float* const to = partial_row(a_, place_) + static_cast<int64_t>(row) * a_.p.dim_v;
 #pragma unroll
       for (int d = 0; d < kOut; ++d) {
         const int col = d * 8 + lane() % 4 * 2;

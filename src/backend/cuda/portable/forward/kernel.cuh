@@ -7,6 +7,7 @@
 #pragma once
 
 #include "backend/cuda/portable/forward/epilogue.cuh"
+#include "backend/cuda/portable/forward/join.cuh"
 #include "backend/cuda/portable/forward/nonfinite.cuh"
 #include "backend/cuda/portable/forward/place.cuh"
 #include "backend/cuda/portable/forward/scores.cuh"
@@ -20,6 +21,7 @@ class ForwardBlock {
   static constexpr ForwardConfig kC = Shape::kConfig;
   static constexpr int kM = kC.m_tiles, kOut = kC.dim_v / 8;
   static constexpr int kTileQ = kC.tile_q(), kTileKv = kC.tile_kv;
+  static constexpr int kSharing = kC.key_warps;
   static constexpr int kThreads = kC.threads();
   using TileQ = tile::SharedTile<T, kTileQ, kC.dim_qk>;
   using TileK = tile::SharedTile<T, kTileKv, kC.dim_qk>;
@@ -27,7 +29,7 @@ class ForwardBlock {
   static constexpr bool kAnyTerms = kC.terms == Terms::kAny;
 
  public:
-  __device__ __forceinline__ ForwardBlock(const ForwardArguments& a, ForwardPlace& place,
+  __device__ __forceinline__ ForwardBlock(const ForwardArguments& a, SharedForwardPlace& place,
                                           uint32_t shared)
       : a_(a),
         place_(place),
@@ -36,71 +38,100 @@ class ForwardBlock {
         s_v_(s_k_ + 2 * TileK::kBytes) {}
 
   __device__ __forceinline__ void run() {
-    if (threadIdx.x == 0) find_place<Shape>(a_, place_);
-    __syncthreads();
-    if (place_.rows <= 0) return;
-    if (lane() == 0) place_.warps[warp()] = sights_of_warp<kM>(a_.p, place_, warp());
-    __syncwarp();
-    load_queries<T, TileQ, kThreads>(s_q_, a_.q, place_, a_.p.group, place_.span, place_.rows,
-                                     a_.p.dim_qk, a_.vector_qk,
-                                     whole_fragments<TileQ>(place_.rows));
+    if (!start()) return;
     for (;;) {
       softmax_.start();
       start_sink();
       tile::clear(out_);
       settled_ = false;
-      if (place_.count > 0) load_stage(0, first_key(0));
-      ptx::cp_async_commit();
       for (int n = 0; n < place_.count; ++n) {
-        ptx::cp_async_wait<0>();
+        // The first two tiles were asked for together.
+        if (n == 0) {
+          ptx::cp_async_wait<1>();
+        } else {
+          ptx::cp_async_wait<0>();
+        }
         __syncthreads();
         if constexpr (kC.q_in_registers) {
-          if (n == 0) tile::rows_of_tile<TileQ>(q_, s_q_, warp() * kM * 16);
+          if (n == 0) tile::rows_of_tile<TileQ>(q_, s_q_, first_row());
         }
         const int stage = n % 2;
-        if (n + 1 < place_.count) load_stage(1 - stage, first_key(n + 1));
+        if (n > 0 && n + 1 < place_.count) load_stage(place_, 1 - stage, n + 1);
         ptx::cp_async_commit();
         if (place_.careful) {
           const bool found = hide_nonfinite<T, TileV, kThreads>(s_v_ + stage * TileV::kBytes);
           if (found && threadIdx.x == 0) place_.nonfinite = true;
         }
-        tile(stage, first_key(n));
+        tile(stage, first_key(place_, n));
       }
       ptx::cp_async_wait<0>();
       softmax_.finish();
-      // Also ends the reading of the last tile, which the epilogue writes over.
+      // Also ends the reading of the last tile, which what follows writes over.
       if (!__syncthreads_or(!place_.careful && !plausible())) break;
       if (threadIdx.x == 0) place_.careful = true;
       __syncthreads();
+      load_first_stages(place_);
     }
-    ForwardEpilogue<Shape> epilogue(a_, place_, s_q_, softmax_, out_);
-    if (a_.parts > 1) {
-      epilogue.store_partial();
+    if constexpr (kSharing > 1) {
+      JoiningEpilogue<Shape>(a_, place_, s_q_).store(softmax_, out_);
     } else {
-      epilogue.store();
+      ForwardEpilogue<Shape> epilogue(a_, place_, s_q_, softmax_, out_);
+      if (a_.parts > 1) {
+        epilogue.store_partial();
+      } else {
+        epilogue.store();
+      }
     }
     if (place_.nonfinite) {
       __syncthreads();
-      add_nonfinite<T>(a_, place_, a_.parts > 1 ? epilogue.partial_row() : nullptr);
+      add_nonfinite<T>(a_, place_, a_.parts > 1 ? partial_row(a_, place_) : nullptr);
     }
   }
 
  private:
+  // Finds the block's place and asks for what it needs first; false where there is nothing to do.
+  // Every thread finds the place for itself, for the loads would otherwise wait for the one that
+  // does; later it is read from shared memory.
+  __device__ __forceinline__ bool start() {
+    ForwardPlace place;
+    find_place<Shape>(a_, place);
+    if (place.rows <= 0) return false;
+    load_queries<T, TileQ, kThreads>(s_q_, a_.q, place, a_.p.group, place.span, place.rows,
+                                     a_.p.dim_qk, a_.vector_qk, whole_fragments<TileQ>(place.rows));
+    load_first_stages(place);
+    if (lane() == 0) place_.warps[warp()] = sights_of_warp<kM>(a_.p, place, first_row());
+    if (threadIdx.x == 0) static_cast<ForwardPlace&>(place_) = place;
+    __syncthreads();
+    return true;
+  }
+
   // Of the n-th tile of keys.
-  __device__ __forceinline__ int first_key(int n) const {
-    return place_.key_begin + place_.tiles.tile(n) * kTileKv;
+  static __device__ __forceinline__ int first_key(const ForwardPlace& place, int n) {
+    return place.key_begin + place.tiles.tile(n) * kTileKv;
   }
 
   static __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+  // Which of the warps that hold the same rows this is: each takes its share of the keys.
+  static __device__ __forceinline__ int share() { return warp() % kSharing; }
+  static __device__ __forceinline__ int first_row() { return warp() / kSharing * kM * 16; }
 
-  __device__ __forceinline__ void load_stage(int stage, int first) {
+  __device__ __forceinline__ void load_first_stages(const ForwardPlace& place) {
+#pragma unroll 1
+    for (int n = 0; n < 2; ++n) {
+      if (n < place.count) load_stage(place, n, n);
+      ptx::cp_async_commit();
+    }
+  }
+
+  __device__ __forceinline__ void load_stage(const ForwardPlace& place, int stage, int n) {
     // Fragments past the last key are not looked at.
-    const int end = place_.key_end, filled = whole_fragments<TileK>(end - first);
-    load_keys<T, TileK, kThreads>(s_k_ + stage * TileK::kBytes, a_.k, place_, first, end,
+    const int first = first_key(place, n), end = place.key_end;
+    const int filled = whole_fragments<TileK>(end - first);
+    load_keys<T, TileK, kThreads>(s_k_ + stage * TileK::kBytes, a_.k, place, first, end,
                                   a_.p.dim_qk, a_.vector_qk, filled);
-    load_keys<T, TileV, kThreads>(s_v_ + stage * TileV::kBytes, a_.v, place_, first, end,
-                                  a_.p.dim_v, a_.vector_v, filled);
+    load_keys<T, TileV, kThreads>(s_v_ + stage * TileV::kBytes, a_.v, place, first, end, a_.p.dim_v,
+                                  a_.vector_v, filled);
   }
 
   // Whether the sums and outputs of this lane's rows can be trusted.
@@ -109,7 +140,7 @@ class ForwardBlock {
     bool in_range = true;
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {
-      if (row_in_tile<kM>(r) < place_.rows) in_range &= softmax_.in_range(r);
+      if (row_in_tile<kM, kSharing>(r) < place_.rows) in_range &= softmax_.in_range(r);
 #pragma unroll
       for (int d = 0; d < kOut; ++d) {
         zero = fmaf(out_[r / 2][d][r % 2 * 2], 0.0f, zero);
@@ -121,10 +152,10 @@ class ForwardBlock {
 
   // A sink is a key with no value: it starts the sums, in the first part alone.
   __device__ __forceinline__ void start_sink() {
-    if (a_.p.sink == nullptr || blockIdx.y != 0) return;
+    if (a_.p.sink == nullptr || blockIdx.y != 0 || share() != 0) return;
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {
-      const int at = row_in_tile<kM>(r);
+      const int at = row_in_tile<kM, kSharing>(r);
       if (at >= place_.rows) continue;
       const int head = place_.head_kv * a_.p.group + place_.span.of(place_.s, at).head;
       const float logit = a_.p.sink[head * a_.p.sink_head] * kLog2e;
@@ -138,16 +169,18 @@ class ForwardBlock {
     constexpr int kChunks = kTileKv / kC.chunk_kv;
     const uint32_t s_k = s_k_ + stage * TileK::kBytes, s_v = s_v_ + stage * TileV::kBytes;
     const WarpSight& sight = place_.warps[warp()];
-    // Small head dims spend so little on a chunk that a question at each would show. Terms cost
-    // more than a look at the reference.
-    constexpr bool kTight = !kAnyTerms && kC.dim_qk <= 32;
+    // Terms cost more than a look at the reference. Where warps share rows, keys are few, and code
+    // that is fetched for the first time takes longer than such looks.
+    constexpr bool kBold = !kAnyTerms && kSharing == 1;
+    // Small head dims spend so little on a chunk that a question at each would show.
+    constexpr bool kTight = kBold && kC.dim_qk <= 32;
     const bool fast = kTight && !place_.careful && sight.shows(first, first + kTileKv);
-    int c = kChunks - 1;
+    int c = kChunks - 1 - share();
 #pragma unroll 1
-    for (; c >= 0 && !(fast && settled_); --c) {
+    for (; c >= 0 && !(fast && settled_); c -= kSharing) {
       const int chunk = c * kC.chunk_kv, begin = first + chunk;
       const bool all = sight.shows(begin, begin + kC.chunk_kv);
-      if (!kTight && !kAnyTerms && settled_ && all && !place_.careful) {
+      if (kBold && !kTight && settled_ && all && !place_.careful) {
         add_chunk<false, kC.chunk_kv>(s_k, s_v, chunk, begin, all);
         continue;
       }
@@ -158,11 +191,11 @@ class ForwardBlock {
         if (!all && sight.hides(first + at, first + at + kStep)) continue;
         add_chunk<true, kStep>(s_k, s_v, at, first + at, all);
       }
-      if constexpr (!kAnyTerms) settled_ = settled();
+      if constexpr (kBold) settled_ = settled();
     }
     if constexpr (kTight) {
 #pragma unroll 1
-      for (; c >= 0; --c) {
+      for (; c >= 0; c -= kSharing) {
         add_chunk<false, kC.chunk_kv>(s_k, s_v, c * kC.chunk_kv, first + c * kC.chunk_kv, true);
       }
     }
@@ -173,7 +206,7 @@ class ForwardBlock {
     bool all = true;
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {
-      all &= softmax_.reference[r] > -kInfinity || row_in_tile<kM>(r) >= place_.rows;
+      all &= softmax_.reference[r] > -kInfinity || row_in_tile<kM, kSharing>(r) >= place_.rows;
     }
     return __all_sync(0xffffffffu, all);
   }
@@ -187,9 +220,9 @@ class ForwardBlock {
     if constexpr (kC.q_in_registers) {
       tile::dot_fragments<T, TileK>(scores, q_, s_k, chunk);
     } else {
-      tile::dot_rows<T, TileQ, TileK>(scores, s_q_, warp() * kM * 16, s_k, chunk);
+      tile::dot_rows<T, TileQ, TileK>(scores, s_q_, first_row(), s_k, chunk);
     }
-    const ScoreRows<T, kM> rows(a_.p, place_);
+    const ScoreRows<T, kM, kSharing> rows(a_.p, place_);
     if constexpr (kAnyTerms) rows.apply_terms(scores, first);
     if constexpr (kCareful) {
       if (!all) rows.hide_unseen(scores, first);
@@ -204,7 +237,7 @@ class ForwardBlock {
   }
 
   const ForwardArguments& a_;
-  ForwardPlace& place_;
+  SharedForwardPlace& place_;
   const uint32_t s_q_, s_k_, s_v_;
   uint32_t q_[kM][kC.q_in_registers ? kC.dim_qk / 16 : 1][4];
   bool settled_;  // every row has a reference
@@ -216,7 +249,7 @@ template <typename Shape>
 __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.blocks)
     forward_kernel(const __grid_constant__ ForwardArguments a) {
   extern __shared__ __align__(128) unsigned char memory[];
-  __shared__ ForwardPlace place;
+  __shared__ SharedForwardPlace place;
   ForwardBlock<Shape>(a, place, ptx::shared_address(memory)).run();
 }
 

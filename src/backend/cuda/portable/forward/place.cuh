@@ -24,45 +24,51 @@ struct ForwardPlace : Place {
   int count;       // of them
   bool careful;    // the work is being done again
   bool nonfinite;  // and a tile held values that are not finite
+};
+struct SharedForwardPlace : ForwardPlace {
   WarpSight warps[8];
 };
 
-// By one thread.
 template <typename Shape>
 __device__ __forceinline__ void find_place(const ForwardArguments& a, ForwardPlace& place) {
   constexpr int kTileQ = Shape::kConfig.tile_q(), kTileKv = Shape::kConfig.tile_kv;
   const Problem& p = a.p;
-  const int tiles = (p.group * p.q_len + kTileQ - 1) / kTileQ, heads = a.batch * p.head_kv;
   const int item = blockIdx.x;
-  const int head = a.longest_first ? item % heads : item / tiles;
-  const int rank = a.longest_first ? item / heads : item % tiles;
-  // The last rows first: under a causal mask they are the longest. Of all heads, where the tiles
-  // of a head are whole.
-  int tile = tiles - 1 - rank;
-  if (p.q_len % kTileQ == 0) {
-    tile = rank % p.group * (p.q_len / kTileQ) + p.q_len / kTileQ - 1 - rank / p.group;
+  int head, rank;
+  if (a.longest_first) {
+    rank = divide(a.heads, item, head);
+  } else {
+    head = divide(a.tiles, item, rank);
   }
-  place.row = tile * kTileQ;
-  place.head_kv = head % p.head_kv;
-  place.b = head / p.head_kv;
+  place.b = divide(a.head_kv, head, place.head_kv);
   place.s = sequence_at(p, place.b);
-  place.rows = min(p.group * place.s.q_len - place.row, kTileQ);
+  // The last rows first: under a causal mask they are the longest.
+  if (a.tiles_of_heads) {
+    int head_of_group;
+    const int back = divide(a.group, rank, head_of_group);
+    const int i = ((p.q_len - 1) / kTileQ - back) * kTileQ;
+    place.row = head_of_group * place.s.q_len + i;
+    place.rows = min(place.s.q_len - i, kTileQ);
+  } else {
+    place.row = (static_cast<int>(a.tiles.divisor) - 1 - rank) * kTileQ;
+    place.rows = min(p.group * place.s.q_len - place.row, kTileQ);
+  }
   place.span = RowSpan::at(place.s, place.row, max(place.rows, 1));
   place.key_begin = blockIdx.y * a.part_keys;
   place.key_end = min(place.key_begin + a.part_keys, place.s.kv_len);
   if (place.rows <= 0) return;
   place.careful = place.nonfinite = false;
   place.tiles =
-      key_tiles(p, place.s, place.row, place.rows, place.key_begin, place.key_end, kTileKv);
+      key_tiles(p, place.s, place.span, place.rows, place.key_begin, place.key_end, kTileKv);
   place.count = place.key_end > place.key_begin ? place.tiles.count() : 0;
 }
 
-// By one lane of the warp.
+// Of rows from `row` of the tile on; by one lane of the warp.
 template <int kM>
-__device__ __forceinline__ WarpSight sights_of_warp(const Problem& p, const Place& place,
-                                                    int warp) {
-  const int row = warp * 16 * kM, last = min(row + 16 * kM, place.rows) - 1;
+__device__ __forceinline__ WarpSight sights_of_warp(const Problem& p, const Place& place, int row) {
+  const int last = min(row + 16 * kM, place.rows) - 1;
   if (row > last) return {};
+  if (sees_all(p)) return {0, place.s.kv_len, 0, place.s.kv_len, 0};
   const Row from = place.span.of(place.s, row), to = place.span.of(place.s, last);
   const bool one_head = from.head == to.head;
   const Sight low = sight_of(p, place.s, one_head ? from.i : 0);

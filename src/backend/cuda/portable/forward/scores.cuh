@@ -7,7 +7,7 @@
 
 namespace fovea::cuda {
 
-template <typename T, int kM>
+template <typename T, int kM, int kSharing>
 class ScoreRows {
  public:
   __device__ __forceinline__ ScoreRows(const Problem& p, const Place& place)
@@ -18,7 +18,7 @@ class ScoreRows {
   __device__ __forceinline__ void each_row(Body body) const {
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r)
-      body(place_.span.of(place_.s, row_in_tile<kM>(r)), r / 2, r % 2 * 2);
+      body(place_.span.of(place_.s, row_in_tile<kM, kSharing>(r)), r / 2, r % 2 * 2);
   }
 
   template <int kN>
