@@ -26,6 +26,18 @@ int usable_cores() {
   return std::clamp(cores, 1, kMaxThreads);
 }
 
+// An environment variable's text as a number in 1..most; `absent` where it is not set.
+Result<int> count_in(const char* name, const char* text, int most, int absent) {
+  if (text == nullptr || *text == '\0') return absent;
+  int count = 0;
+  const char* end = text + std::strlen(text);
+  const auto [rest, error] = std::from_chars(text, end, count);
+  if (error != std::errc() || rest != end || count < 1 || count > most) {
+    return refuse("make_plan", name, "\"" + std::string(text) + "\"", must_be_in(1, most));
+  }
+  return count;
+}
+
 }  // namespace
 
 Result<int> thread_count(int asked, const char* variable, int cores) {
@@ -33,15 +45,11 @@ Result<int> thread_count(int asked, const char* variable, int cores) {
     return refuse("make_plan", "options.threads", show(int64_t{asked}), must_be_in(0, kMaxThreads));
   }
   if (asked > 0) return asked;
-  if (variable == nullptr || *variable == '\0') return cores;
-  int threads = 0;
-  const char* end = variable + std::strlen(variable);
-  const auto [rest, error] = std::from_chars(variable, end, threads);
-  if (error != std::errc() || rest != end || threads < 1 || threads > kMaxThreads) {
-    return refuse("make_plan", "FOVEA_NUM_THREADS", "\"" + std::string(variable) + "\"",
-                  must_be_in(1, kMaxThreads));
-  }
-  return threads;
+  return count_in("FOVEA_NUM_THREADS", variable, kMaxThreads, cores);
+}
+
+Result<int> sm_count(const char* variable, int there) {
+  return count_in("FOVEA_SM_COUNT", variable, there, there);
 }
 
 Result<DeviceInfo> discover(Device device, const PlanOptions& options) {
@@ -54,7 +62,14 @@ Result<DeviceInfo> discover(Device device, const PlanOptions& options) {
   Result<int> threads = thread_count(options.threads, std::getenv("FOVEA_NUM_THREADS"),
                                      options.threads > 0 ? 0 : usable_cores());
   if (!threads.ok()) return threads.status();
-  if (device.type == DeviceType::kCuda) return discover_cuda(device);
+  if (device.type == DeviceType::kCuda) {
+    Result<DeviceInfo> found = discover_cuda(device);
+    if (!found.ok()) return found;
+    Result<int> sms = sm_count(std::getenv("FOVEA_SM_COUNT"), found->gpu.sm_count);
+    if (!sms.ok()) return sms.status();
+    found->gpu.sm_count = *sms;
+    return found;
+  }
   DeviceInfo info;
   info.device = Device::cpu();  // there is one CPU; an index given to it means nothing
   info.threads = *threads;

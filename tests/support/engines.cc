@@ -11,37 +11,40 @@
 namespace fovea::test {
 namespace {
 
-// Sets FOVEA_ISA for as long as it lives.
-class IsaScope {
+// Sets a variable of the environment for as long as it lives, if there is something to set it to.
+class VariableScope {
  public:
-  explicit IsaScope(const std::string& isa) {
-    const char* before = std::getenv(kName);
+  VariableScope(const char* name, const std::string& value) : name_(name) {
+    const char* before = std::getenv(name_);
     had_ = before != nullptr;
     if (had_) before_ = before;
-    if (!isa.empty()) setenv(kName, isa.c_str(), 1);
+    if (!value.empty()) setenv(name_, value.c_str(), 1);
   }
-  ~IsaScope() {
+  ~VariableScope() {
     if (had_) {
-      setenv(kName, before_.c_str(), 1);
+      setenv(name_, before_.c_str(), 1);
     } else {
-      unsetenv(kName);
+      unsetenv(name_);
     }
   }
-  IsaScope(const IsaScope&) = delete;
-  IsaScope& operator=(const IsaScope&) = delete;
+  VariableScope(const VariableScope&) = delete;
+  VariableScope& operator=(const VariableScope&) = delete;
 
  private:
-  static constexpr const char* kName = "FOVEA_ISA";
+  const char* name_;
   bool had_ = false;
   std::string before_;
 };
+
+constexpr const char* kIsa = "FOVEA_ISA";
+constexpr const char* kSmCount = "FOVEA_SM_COUNT";
 
 int64_t skipped_problems = 0;
 
 bool on_gpu(const Engine& engine) { return engine.device.type == DeviceType::kCuda; }
 
 Result<Plan> ask_plan(const Engine& engine, const AttentionProblem& problem, int threads) {
-  const IsaScope scope(engine.isa);
+  const VariableScope isa(kIsa, engine.isa), sms(kSmCount, engine.sms);
   return make_plan(problem, engine.device, {.backend = engine.backend, .threads = threads});
 }
 
@@ -60,7 +63,8 @@ bool may_skip(const Engine& engine, const Status& refused) {
 }  // namespace
 
 std::ostream& operator<<(std::ostream& out, const Engine& engine) {
-  return out << engine.backend << (engine.isa.empty() ? "" : "/") << engine.isa;
+  out << engine.backend << (engine.isa.empty() ? "" : "/") << engine.isa;
+  return engine.sms.empty() ? out : out << "/" << engine.sms << "sm";
 }
 
 Plan plan_on(const Engine& engine, const AttentionProblem& problem, int threads) {
@@ -94,9 +98,12 @@ harness::Case must_parse(const std::string& text) {
 }
 
 std::string reproduce(const Engine& engine, const harness::Case& c) {
-  const std::string isa = engine.isa.empty() ? "" : "FOVEA_ISA=" + engine.isa + " ";
+  const auto setting = [](const std::string& name, const std::string& value) {
+    return value.empty() ? "" : name + "=" + value + " ";
+  };
+  const std::string settings = setting(kIsa, engine.isa) + setting(kSmCount, engine.sms);
   const std::string device = on_gpu(engine) ? " --device " + show(engine.device) : "";
-  return "\n  see it again: " + isa + "fovea check --backend " + engine.backend + device +
+  return "\n  see it again: " + settings + "fovea check --backend " + engine.backend + device +
          " --case \"" + harness::format_case(c) + "\"\n";
 }
 
@@ -176,6 +183,7 @@ void EngineTest::SetUp() {
 
 std::string engine_name(const testing::TestParamInfo<Engine>& info) {
   std::string name = info.param.backend + (info.param.isa.empty() ? "" : "_" + info.param.isa);
+  if (!info.param.sms.empty()) name += "_" + info.param.sms + "sm";
   for (char& letter : name) {
     if (letter == '-') letter = '_';
   }

@@ -152,6 +152,15 @@ TEST_F(PlanTest, BadThreadCountsAreRefused) {
   EXPECT_FALSE(thread_count(kMaxThreads + 1, nullptr, 2).ok());
 }
 
+TEST_F(PlanTest, MultiprocessorsComeFromTheVariableThenTheGpu) {
+  EXPECT_EQ(*sm_count(nullptr, 132), 132);
+  EXPECT_EQ(*sm_count("", 132), 132);
+  EXPECT_EQ(*sm_count("16", 132), 16);
+  EXPECT_EQ(sm_count("133", 132).status().message(),
+            "make_plan: FOVEA_SM_COUNT is \"133\", must be in 1..132");
+  EXPECT_FALSE(sm_count("0", 132).ok());
+}
+
 TEST_F(PlanTest, BadDevicesAreRefused) {
   EXPECT_EQ(make_plan(problem_, {static_cast<DeviceType>(7), 0}).status().message(),
             "make_plan: device is device type 7, must be cpu or cuda");
