@@ -203,6 +203,8 @@ class PortableKernel : public BoundKernel {
     a.vector_qk = takes_vectors(t.q) && takes_vectors(t.k);
     a.vector_v = takes_vectors(t.v);
     a.vector_out = takes_vectors(t.out);
+    a.whole_rows = a.vector_qk && a.vector_v && p_.dim_qk == forward_.config.dim_qk &&
+                   p_.dim_v == forward_.config.dim_v;
     a.batch = static_cast<int>(p_.batch);
     a.longest_first = cut_.longest_first;
     a.tiles_of_heads = tiles_of_heads(p_, forward_.config);

@@ -107,9 +107,18 @@ struct TileLoader {
           shared, [&](int r) { return base + r * stride; }, rows, cols, vector, filled);
       return;
     }
+    fill_whole(shared, source(base, stride), stride);
+  }
+
+  // Where this thread reads from, of rows `stride` apart.
+  __device__ __forceinline__ static const T* source(const T* base, int64_t stride) {
+    return base + threadIdx.x / kPerRow * stride + threadIdx.x % kPerRow * kPerChunk;
+  }
+  // A whole tile of whole rows, from where this thread reads.
+  __device__ __forceinline__ static void fill_whole(uint32_t shared, const T* source,
+                                                    int64_t stride) {
     static_assert(sizeof(T) == 4 || kRowStep % 8 == 0);  // the exchange of chunks repeats
     const int first = threadIdx.x / kPerRow, lane = threadIdx.x % kPerRow;
-    const T* source = base + first * stride + lane * kPerChunk;
 #pragma unroll
     for (int r = 0; r < Tile::kRows; r += kRowStep) {
       if (Tile::kRows % kRowStep != 0 && first + r >= Tile::kRows) break;

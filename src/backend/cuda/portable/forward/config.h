@@ -34,6 +34,10 @@ struct ForwardConfig {
 
   constexpr int threads() const { return 32 * warps; }
   constexpr int tile_q() const { return warps / key_warps * 16 * m_tiles; }
+  constexpr bool streams() const { return key_warps == 1; }  // see Streams
+  constexpr int own_shared_bytes() const {
+    return kOwnSharedBytes + (streams() ? 16 * threads() : 0);
+  }
   constexpr int shared_bytes() const {
     return (tile_q() + kStages * tile_kv) * shared_row_bytes(element_bytes, dim_qk) +
            kStages * tile_kv * shared_row_bytes(element_bytes, dim_v);
@@ -82,7 +86,8 @@ template <typename T, int kDimQk, int kDimV, Terms kTerms, Width kWidth = Width:
 struct ForwardShape {
   using Element = T;
   static constexpr ForwardConfig kConfig = forward_config(sizeof(T), kDimQk, kDimV, kTerms, kWidth);
-  static_assert(kConfig.shared_bytes() <= kLeastSharedBytes);
+  static_assert(kConfig.shared_bytes() + kConfig.own_shared_bytes() <=
+                kLeastSharedBytes + kOwnSharedBytes);
 };
 
 }  // namespace fovea::cuda

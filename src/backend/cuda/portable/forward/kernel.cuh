@@ -26,13 +26,16 @@ class ForwardBlock {
   using TileQ = tile::SharedTile<T, kTileQ, kC.dim_qk>;
   using TileK = tile::SharedTile<T, kTileKv, kC.dim_qk>;
   using TileV = tile::SharedTile<T, kTileKv, kC.dim_v>;
+  using LoaderK = tile::TileLoader<T, TileK, kThreads>;
+  using LoaderV = tile::TileLoader<T, TileV, kThreads>;
   static constexpr bool kAnyTerms = kC.terms == Terms::kAny;
 
  public:
   __device__ __forceinline__ ForwardBlock(const ForwardArguments& a, SharedForwardPlace& place,
-                                          uint32_t shared)
+                                          Streams* streams, uint32_t shared)
       : a_(a),
         place_(place),
+        streams_(streams),
         s_q_(shared),
         s_k_(shared + TileQ::kBytes),
         s_v_(s_k_ + 2 * TileK::kBytes) {}
@@ -98,6 +101,12 @@ class ForwardBlock {
     if (place.rows <= 0) return false;
     load_queries<T, TileQ, kThreads>(s_q_, a_.q, place, a_.p.group, place.span, place.rows,
                                      a_.p.dim_qk, a_.vector_qk, whole_fragments<TileQ>(place.rows));
+    if constexpr (kC.streams()) {
+      streams_[threadIdx.x] = {
+          LoaderK::source(rows_at<const T>(a_.k, place.s, place.s.kv_row, place.head_kv), a_.k.row),
+          LoaderV::source(rows_at<const T>(a_.v, place.s, place.s.kv_row, place.head_kv),
+                          a_.v.row)};
+    }
     load_first_stages(place);
     if (lane() == 0) place_.warps[warp()] = sights_of_warp<kM>(a_.p, place, first_row());
     if (threadIdx.x == 0) static_cast<ForwardPlace&>(place_) = place;
@@ -127,6 +136,14 @@ class ForwardBlock {
   __device__ __forceinline__ void load_stage(const ForwardPlace& place, int stage, int n) {
     // Fragments past the last key are not looked at.
     const int first = first_key(place, n), end = place.key_end;
+    if (kC.streams() && a_.whole_rows && end - first >= kTileKv) {
+      const Streams from = streams_[threadIdx.x];
+      LoaderK::fill_whole(s_k_ + stage * TileK::kBytes,
+                          static_cast<const T*>(from.k) + first * a_.k.row, a_.k.row);
+      LoaderV::fill_whole(s_v_ + stage * TileV::kBytes,
+                          static_cast<const T*>(from.v) + first * a_.v.row, a_.v.row);
+      return;
+    }
     const int filled = whole_fragments<TileK>(end - first);
     load_keys<T, TileK, kThreads>(s_k_ + stage * TileK::kBytes, a_.k, place, first, end,
                                   a_.p.dim_qk, a_.vector_qk, filled);
@@ -238,6 +255,7 @@ class ForwardBlock {
 
   const ForwardArguments& a_;
   SharedForwardPlace& place_;
+  Streams* const streams_;
   const uint32_t s_q_, s_k_, s_v_;
   uint32_t q_[kM][kC.q_in_registers ? kC.dim_qk / 16 : 1][4];
   bool settled_;  // every row has a reference
@@ -250,7 +268,8 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
     forward_kernel(const __grid_constant__ ForwardArguments a) {
   extern __shared__ __align__(128) unsigned char memory[];
   __shared__ SharedForwardPlace place;
-  ForwardBlock<Shape>(a, place, ptx::shared_address(memory)).run();
+  __shared__ Streams streams[Shape::kConfig.streams() ? Shape::kConfig.threads() : 1];
+  ForwardBlock<Shape>(a, place, streams, ptx::shared_address(memory)).run();
 }
 
 }  // namespace fovea::cuda

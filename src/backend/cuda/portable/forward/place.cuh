@@ -25,6 +25,12 @@ struct ForwardPlace : Place {
   bool careful;    // the work is being done again
   bool nonfinite;  // and a tile held values that are not finite
 };
+// Where a thread reads keys and values from, at the sequence's first: found once, for a tile of
+// them is soon computed and such addresses take many steps.
+struct alignas(16) Streams {
+  const void *k, *v;
+};
+
 struct SharedForwardPlace : ForwardPlace {
   WarpSight warps[8];
 };
