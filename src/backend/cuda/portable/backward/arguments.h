@@ -5,6 +5,26 @@
 
 namespace fovea::cuda {
 
+// Division by what is known before the launch: of values below kDividable.
+constexpr int64_t kDividable = int64_t{1} << 31;
+struct Divider {
+  uint32_t divisor = 1, multiplier = 0, shift = 0;
+
+  constexpr Divider() = default;
+  constexpr explicit Divider(uint32_t d) : divisor(d) {
+    if (d <= 1) return;
+    uint32_t bits = 0;
+    while ((uint64_t{1} << bits) < d) ++bits;
+    multiplier = static_cast<uint32_t>(((uint64_t{1} << (31 + bits)) + d - 1) / d);
+    shift = bits - 1;
+  }
+#ifdef __CUDACC__
+  __device__ __forceinline__ int operator()(uint32_t n) const {
+    return static_cast<int>(divisor == 1 ? n : __umulhi(n, multiplier) >> shift);
+  }
+#endif
+};
+
 struct BackwardArguments {
   Problem p;
   Rows q, k, v, out, dout, dq, dk, dv;
@@ -23,6 +43,9 @@ struct BackwardArguments {
   float *dq_sum, *dk_sum, *dv_sum;
   int64_t sum_floats;  // of all three together, from dq_sum on
   int row_parts;
+  // Of row_parts, batch * head_kv, head_kv, q_len, head_q.
+  Divider of_parts, of_heads, of_head_kv, of_q_len, of_head_q;
+  bool first_keys_first;  // tiles of keys in their order over all heads, not head by head
 
   // Gradients of broadcast inputs; null when not asked for.
   void* dbias;
