@@ -56,17 +56,25 @@ struct Problem {
   float keep_scale;
 };
 
-// Division of numbers below 2^31 by one that the host knows: a multiplication and a shift.
+// Division by what is known before the launch, of numbers below kDividable: a multiplication and a
+// shift.
+constexpr int64_t kDividable = int64_t{1} << 31;
 struct Divider {
-  uint32_t divisor, multiplier, shift;
+  uint32_t divisor = 1, multiplier = 1, shift = 0;
 
   static Divider by(int64_t divisor) {
+    if (divisor <= 1) return {};  // nothing is divided where there is nothing
     uint32_t shift = 0;
     while (shift < 31 && (int64_t{1} << shift) < divisor) ++shift;
     const auto d = static_cast<uint64_t>(divisor);
     const uint64_t rest = (uint64_t{1} << shift) - d;
     return {static_cast<uint32_t>(d), static_cast<uint32_t>((rest << 32) / d + 1), shift};
   }
+#ifdef __CUDACC__
+  __device__ __forceinline__ int operator()(uint32_t n) const {
+    return static_cast<int>((__umulhi(n, multiplier) + n) >> shift);
+  }
+#endif
 };
 
 struct ForwardArguments {

@@ -27,6 +27,7 @@ constexpr int64_t kFewRows = 64;           // of a KV head, for which keys are r
 constexpr int64_t kSharedBlocks = 2;       // of an SM, whose warps share rows
 constexpr int64_t kManyWaves = 8;
 constexpr int64_t kLeastRowTiles = 2;
+constexpr int64_t kSmallRowTiles = 64;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -120,6 +121,7 @@ ForwardCut cut_forward(const AttentionProblem& p, const ForwardConfig& c, const 
 struct BackwardCut {
   bool one_pass = false;
   int64_t row_parts = 1;  // that the rows of a tile of keys are cut into
+  bool first_keys_first = false;
   int64_t query_sum_rows = 0, key_sum_rows = 0;
 };
 
@@ -133,15 +135,23 @@ BackwardCut cut_backward(const AttentionProblem& p, const BackwardConfig& c, con
   const auto sum_rows = [&](int64_t rows) { return p.head_kv * (rows / kTile + p.batch) * kTile; };
   const int64_t group = p.head_q / p.head_kv;
   cut.query_sum_rows = sum_rows(group * (packed ? p.total_q : p.batch * p.q_len));
+  // The longest first, that none is left over at the end; but heads one after another where not all
+  // their sums stay in the cache.
+  const int64_t sum_bytes = cut.query_sum_rows * c.dim_qk * int64_t{sizeof(float)};
+  cut.first_keys_first = c.small_heads && p.mask.right >= 0 && sum_bytes <= gpu.l2_bytes;
   const int64_t blocks =
       std::max<int64_t>(1, p.batch * p.head_kv * ceil_div(p.kv_len, c.key_tile()));
   const int64_t tiles_of_rows = ceil_div(group * p.q_len, c.key_tile_q);
   const int64_t wanted = int64_t{c.key_blocks} * gpu.sm_count;
   if (blocks <= kManyWaves * wanted) {
     // A part of fewer tiles than that spends more on its start than it saves.
-    cut.row_parts = std::clamp<int64_t>(
-        std::min(ceil_div(kManyWaves * wanted, blocks), tiles_of_rows / kLeastRowTiles), 1,
-        kMaxParts);
+    int64_t most = tiles_of_rows / kLeastRowTiles;
+    // With small heads a tile takes so little that parts are short only to fill the GPU.
+    if (c.small_heads) {
+      most = std::min(most, std::max(tiles_of_rows / kSmallRowTiles, ceil_div(wanted, blocks)));
+    }
+    cut.row_parts =
+        std::clamp<int64_t>(std::min(ceil_div(kManyWaves * wanted, blocks), most), 1, kMaxParts);
   }
   if (cut.row_parts > 1) cut.key_sum_rows = sum_rows(packed ? p.total_kv : p.batch * p.kv_len);
   return cut;
@@ -253,6 +263,12 @@ class PortableKernel : public BoundKernel {
     a.delta = static_cast<float*>(workspace.data);
     a.lse2 = a.delta + stat_rows();
     a.row_parts = static_cast<int>(backward_cut_.row_parts);
+    a.of_parts = Divider::by(a.row_parts);
+    a.of_heads = Divider::by(p_.batch * p_.head_kv);
+    a.of_head_kv = Divider::by(p_.head_kv);
+    a.of_q_len = Divider::by(p_.q_len);
+    a.of_head_q = Divider::by(p_.head_q);
+    a.first_keys_first = backward_cut_.first_keys_first;
     if (backward_cut_.one_pass) {
       a.dq_sum = a.delta + padded_stats();
       a.dk_sum = a.dq_sum + backward_cut_.query_sum_rows * backward_.config.dim_qk;

@@ -71,8 +71,7 @@ struct Row {
 
 // The quotient; what is left goes to `rest`.
 __device__ __forceinline__ int divide(const Divider& by, int n, int& rest) {
-  const auto u = static_cast<uint32_t>(n);
-  const auto quotient = static_cast<int>((__umulhi(u, by.multiplier) + u) >> by.shift);
+  const int quotient = by(n);
   rest = n - quotient * static_cast<int>(by.divisor);
   return quotient;
 }

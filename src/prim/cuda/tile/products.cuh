@@ -153,6 +153,13 @@ __device__ __forceinline__ uint32_t finite_word(uint32_t word) {
     return word;
   }
 }
+// The upper bit of each of a pair's halves: whether it is not finite. The other bits say nothing.
+template <typename T>
+__device__ __forceinline__ uint32_t nonfinite_bits(uint32_t pair) {
+  constexpr uint32_t kLeastExponent = std::is_same_v<T, __half> ? 0x04000400u : 0x00800080u;
+  return (pair & 0x7fff7fffu) + kLeastExponent;  // an exponent of ones overflows into the sign
+}
+constexpr uint32_t kNonfinite = 0x80008000u;
 __device__ __forceinline__ float finite(float x) { return x - x == 0 ? x : 0.0f; }
 
 // sum[m] += weights[m] (8 kK columns) x rows row_b .. row_b + 8 kK - 1 of B. `dirty`: the tile may

@@ -23,6 +23,9 @@ struct BackwardArguments {
   float *dq_sum, *dk_sum, *dv_sum;
   int64_t sum_floats;  // of all three together, from dq_sum on
   int row_parts;
+  // Of row_parts, batch * head_kv, head_kv, q_len, head_q.
+  Divider of_parts, of_heads, of_head_kv, of_q_len, of_head_q;
+  bool first_keys_first;  // tiles of keys in their order over all heads, not head by head
 
   // Gradients of broadcast inputs; null when not asked for.
   void* dbias;

@@ -24,7 +24,9 @@ struct BackwardConfig {
   int row_tile_kv;             // rows: keys of a stage
   int key_blocks, row_blocks;  // of an SM, at least: what the registers are bounded by
   int chunk;  // rows or keys whose scores are in registers at once: independent sums hide latency
-  int masked_chunk;  // of tiles of which something is hidden, whose masks need registers too
+  int masked_chunk;     // of tiles of which something is hidden, whose masks need registers too
+  bool small_heads;     // keys: the pass that does all is the one of small heads
+  bool dq_of_products;  // ... in which the warps' shares of dQ meet, not their gradients of scores
   Terms terms;
 
   static constexpr int kStages = 2;
@@ -41,8 +43,17 @@ struct BackwardConfig {
     return shared_row_bytes(element_bytes, dim_qk) + shared_row_bytes(element_bytes, dim_v);
   }
   constexpr int score_bytes() const { return key_tile() * key_tile_q * element_bytes; }
+  // Keys in registers leave their memory to dQ, or K's stays for it.
+  constexpr int small_shared_bytes() const {
+    const int keys = key_tile() * pair_bytes();
+    const int rows = kStages * key_tile_q * (pair_bytes() + kRowStats * 4);
+    const int products = kStages * key_warps * key_tile_q * dim_qk * 4;
+    if (dq_of_products) return rows + (products > keys ? products : keys);
+    return rows + keys + kStages * score_bytes();
+  }
   // For the pass that does all, two stages of gradients of scores; weights too, where warps share.
   constexpr int key_shared_bytes() const {
+    if (small_heads) return small_shared_bytes();
     const int scores = (one_pass() ? kStages : 0) + (query_warps > 1 ? 1 : 0);
     return (key_tile() + kStages * key_tile_q) * pair_bytes() +
            kStages * key_tile_q * kRowStats * 4 + scores * score_bytes();
@@ -109,6 +120,13 @@ constexpr BackwardConfig one_pass_config(int element_bytes, int dim_qk, int dim_
   BackwardConfig c = backward_config(element_bytes, dim_qk, dim_v, terms);
   if (element_bytes == 4 || dim_qk > 128) return c;
   c.dq_row_warps = dim_qk == 64 || dim_qk == 128 ? 2 : 4;
+  if (dim_qk <= 32 && dim_v == dim_qk && terms == Terms::kNone) {
+    c.small_heads = c.keys_in_registers = true;
+    c.dq_of_products = dim_qk == 16;
+    if (dim_qk == 16) c.key_m_tiles = 4;
+    c.key_blocks = 2;
+    return c;
+  }
   if (dim_qk > 64) c.key_warps = 8;
   if (dim_qk > 64 && terms == Terms::kNone) c.query_warps = c.key_m_tiles = 2;
   return c;

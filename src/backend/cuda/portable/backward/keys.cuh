@@ -12,6 +12,11 @@
 
 namespace fovea::cuda {
 
+struct RungPlace : KeyPlace {
+  bool dirty_keys;  // not all of them are finite
+  Rung rungs[4];    // the one at hand, those before and after it, and one being found
+};
+
 enum class KeySums { kBoth, kDk, kDv, kAll };  // kAll: dq too
 
 template <typename Shape, KeySums kSums>
@@ -42,7 +47,7 @@ class KeyBlock {
   static_assert(kShare == 1 || (kWantDq && kTileQ == kShare * kC.chunk));
 
  public:
-  __device__ __forceinline__ KeyBlock(const BackwardArguments& a, KeyPlace& place,
+  __device__ __forceinline__ KeyBlock(const BackwardArguments& a, RungPlace& place,
                                       unsigned char* memory)
       : a_(a), place_(place), stats_(reinterpret_cast<float*>(memory)) {
     s_stats_ = ptx::shared_address(memory);
@@ -56,7 +61,10 @@ class KeyBlock {
 
   __device__ __forceinline__ void run() {
     const Problem& p = a_.p;
-    if (threadIdx.x == 0) Steps::find_place(a_, place_);
+    if (threadIdx.x == 0) {
+      place_.rungs[0] = Steps::rung_from(p, place_, Steps::find_place(a_, place_));
+      place_.rungs[1] = Steps::rung_from(p, place_, place_.rungs[0].tile + 1);
+    }
     __syncthreads();
     if (place_.key_begin >= stored_keys()) return;
     load_keys<T, TileK, kThreads>(s_k_, a_.k, place_, place_.key_begin, place_.s.kv_len, p.dim_qk,
@@ -94,7 +102,7 @@ class KeyBlock {
       if (n > 0) add_dq(n - 1);
     }
     if (kWantDq && a_.row_parts > 1) {
-      add_key_sums();
+      add_sums();
     } else {
       store();
     }
@@ -388,38 +396,27 @@ class KeyBlock {
     for (int m = 0; m < kDqM; ++m) add_to_sums<kC.dim_qk>(a_.dq_sum, at + 16 * m, col, dq[m]);
   }
 
-  __device__ __forceinline__ void add_key_sums() const {
-    const int64_t at = key_sum_row(a_.p, place_) + place_.key_begin + first_key();
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-      add_to_sums<kC.dim_qk>(a_.dk_sum, at + 16 * m, share() * (kC.dim_qk / kShare), dk_[m]);
-      add_to_sums<kC.dim_v>(a_.dv_sum, at + 16 * m, share() * (kC.dim_v / kShare), dv_[m]);
-    }
+  __device__ __forceinline__ void add_sums() const {
+    const int key = place_.key_begin + first_key(), keys = stored_keys() - key;
+    const int64_t at = key_sum_row(a_.p, place_) + key;
+    add_key_sums<kC.dim_qk>(a_.dk_sum, at, keys, share() * (kC.dim_qk / kShare), dk_);
+    add_key_sums<kC.dim_v>(a_.dv_sum, at, keys, share() * (kC.dim_v / kShare), dv_);
   }
 
   __device__ __forceinline__ void store() const {
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int key = place_.key_begin + first_key() + m * 16 + half * 8 + lane() / 4;
-        if (key >= stored_keys()) continue;
-        if constexpr (kWantDk) {
-          const int col = share() * (kC.dim_qk / kShare);
-          tile::store_row(rows_at<T>(a_.dk, place_.s, place_.s.kv_row + key, place_.head_kv) + col,
-                          dk_[m], 2 * half, a_.p.scale, a_.p.dim_qk - col, a_.vector_dk);
-        }
-        if constexpr (kWantDv) {
-          const int col = share() * (kC.dim_v / kShare);
-          tile::store_row(rows_at<T>(a_.dv, place_.s, place_.s.kv_row + key, place_.head_kv) + col,
-                          dv_[m], 2 * half, 1, a_.p.dim_v - col, a_.vector_dv);
-        }
-      }
+    const int key = place_.key_begin + first_key(), keys = stored_keys();
+    if constexpr (kWantDk) {
+      store_key_rows<T>(a_.dk, place_, key, keys, share() * (kC.dim_qk / kShare), dk_, a_.p.scale,
+                        a_.p.dim_qk, a_.vector_dk);
+    }
+    if constexpr (kWantDv) {
+      store_key_rows<T>(a_.dv, place_, key, keys, share() * (kC.dim_v / kShare), dv_, 1, a_.p.dim_v,
+                        a_.vector_dv);
     }
   }
 
   const BackwardArguments& a_;
-  KeyPlace& place_;
+  RungPlace& place_;
   float* const stats_;  // [stage][lse2, delta, sight (two)][kTileQ]
   uint32_t s_stats_, s_k_, s_v_, s_q_, s_dout_, s_ds_, s_weights_;
   uint32_t k_[kM][kC.keys_in_registers ? kC.dim_qk / 16 : 1][4];
@@ -433,7 +430,7 @@ __global__ void __launch_bounds__(kKeyConfig<Shape, static_cast<KeySums>(kSums)>
                                   kKeyConfig<Shape, static_cast<KeySums>(kSums)>.key_blocks)
     backward_keys_kernel(const __grid_constant__ BackwardArguments a) {
   extern __shared__ __align__(128) unsigned char memory[];
-  __shared__ KeyPlace place;
+  __shared__ RungPlace place;
   KeyBlock<Shape, static_cast<KeySums>(kSums)>(a, place, memory).run();
 }
 

@@ -22,37 +22,55 @@ struct Rung {
 struct KeyPlace : Place {
   int tile_end;     // of this block's part of the rows
   int64_t sum_row;  // of the group's first query row
-  bool dirty_keys;  // not all of them are finite
-  Rung rungs[4];    // the one at hand, those before and after it, and one being found
 };
 
 // Called by one thread, for what it finds is in shared memory.
 template <int kTileKv, int kTileQ>
 struct Ladder {
-  // Finds the block's place and its first two rungs.
-  static __device__ __forceinline__ void find_place(const BackwardArguments& a, KeyPlace& place) {
+  // Finds the block's place; the first of its tiles of rows.
+  static __device__ __forceinline__ int find_place(const BackwardArguments& a, KeyPlace& place) {
     const Problem& p = a.p;
-    const int tiles = (p.kv_len + kTileKv - 1) / kTileKv;
-    const int item = blockIdx.x / a.row_parts, part = blockIdx.x % a.row_parts;
-    place.b = item / tiles / p.head_kv;
-    place.head_kv = item / tiles % p.head_kv;
+    const int item = a.of_parts(blockIdx.x), part = blockIdx.x - item * a.row_parts;
+    // First keys first, whose rows are the most where queries do not see later ones; or head by
+    // head.
+    const int heads = a.batch * p.head_kv, tiles = (p.kv_len + kTileKv - 1) / kTileKv;
+    const int first = a.first_keys_first ? a.of_heads(item) : item / tiles;
+    const int second = item - first * (a.first_keys_first ? heads : tiles);
+    const int head = a.first_keys_first ? second : first;
+    const int tile = a.first_keys_first ? first : second;
+    place.b = a.of_head_kv(head);
+    place.head_kv = head - place.b * p.head_kv;
     place.s = sequence_at(p, place.b);
-    place.key_begin = item % tiles * kTileKv;
+    place.key_begin = tile * kTileKv;
     place.key_end = min(place.key_begin + kTileKv, place.s.kv_len);
     const int64_t shift = place.s.kv_len - place.s.q_len;
-    int64_t first = 0, end = place.s.q_len;
+    int64_t begin = 0, end = place.s.q_len;
     if (p.prefix <= place.key_begin) {
-      if (p.right >= 0) first = max(first, place.key_begin - int64_t{p.right} - shift);
+      if (p.right >= 0) begin = max(begin, place.key_begin - int64_t{p.right} - shift);
       if (p.left >= 0) end = min(end, place.key_end + int64_t{p.left} - shift);
     }
-    if (place.key_begin >= place.key_end || end < first) first = end = 0;
-    place.row = static_cast<int>(first);
-    place.rows = static_cast<int>(end - first);
-    const int64_t row_tiles = (p.group * place.s.q_len + kTileQ - 1) / kTileQ;
-    place.tile_end = static_cast<int>((part + 1) * row_tiles / a.row_parts);
+    if (place.key_begin >= place.key_end || end < begin) begin = end = 0;
+    place.row = static_cast<int>(begin);
+    place.rows = static_cast<int>(end - begin);
+    // Below 2^31 with the most parts.
+    const uint32_t row_tiles = (p.group * place.s.q_len + kTileQ - 1) / kTileQ;
+    place.tile_end = a.of_parts((part + 1) * row_tiles);
     if (a.dq_sum != nullptr) place.sum_row = query_sum_row(p, place);
-    place.rungs[0] = rung_from(p, place, static_cast<int>(part * row_tiles / a.row_parts));
-    place.rungs[1] = rung_from(p, place, place.rungs[0].tile + 1);
+    return a.of_parts(part * row_tiles);
+  }
+
+  // The rows of every head, [x, y), that see all keys of a whole tile.
+  static __device__ __forceinline__ int2 clear_rows(const Problem& p, const KeyPlace& place) {
+    const int64_t begin = place.key_begin, end = begin + kTileKv;
+    const int64_t shift = place.s.kv_len - place.s.q_len;
+    int64_t first = 0, last = place.s.q_len;
+    if (end > place.s.kv_len) return {0, 0};
+    if (p.prefix < end) {
+      if (p.right >= 0) first = max(first, end - p.right - 1 - shift);
+      if (p.left >= 0) last = min(last, begin + p.left - shift + 1);
+    }
+    return {static_cast<int>(min(first, int64_t{place.s.q_len})),
+            static_cast<int>(max(last, int64_t{0}))};
   }
 
   // The first tile from `tile` on that may see the keys.

@@ -5,23 +5,26 @@
 #include "backend/cuda/portable/backward/kernels.h"
 #include "backend/cuda/portable/backward/keys.cuh"
 #include "backend/cuda/portable/backward/rows.cuh"
+#include "backend/cuda/portable/backward/small_keys.cuh"
 #include "backend/cuda/portable/backward/stats.cuh"
 
 namespace fovea::cuda {
 
+// Beyond 48 KiB, a block's own variables included, a kernel has to be allowed to.
 template <typename Kernel>
+cudaError_t allow_shared_bytes(Kernel kernel, int shared_bytes) {
+  if (shared_bytes <= 32 * 1024) return cudaSuccess;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+}
+
+template <typename Kernel, typename... Rest>
 cudaError_t launch_blocks(Kernel kernel, int64_t blocks, int threads, int shared_bytes,
-                          cudaStream_t stream, const BackwardArguments& a) {
+                          cudaStream_t stream, const BackwardArguments& a, Rest... rest) {
   if (blocks == 0) return cudaSuccess;
-  // Beyond 48 KiB, a block's own variables included, a kernel has to be allowed to.
-  if (shared_bytes > 32 * 1024) {
-    if (const cudaError_t error =
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-        error != cudaSuccess) {
-      return error;
-    }
+  if (const cudaError_t error = allow_shared_bytes(kernel, shared_bytes); error != cudaSuccess) {
+    return error;
   }
-  kernel<<<static_cast<unsigned>(blocks), threads, shared_bytes, stream>>>(a);
+  kernel<<<static_cast<unsigned>(blocks), threads, shared_bytes, stream>>>(a, rest...);
   return cudaGetLastError();
 }
 
@@ -36,8 +39,9 @@ cudaError_t launch_backward(const BackwardArguments& a, cudaStream_t stream) {
   const auto launch = [&](auto kernel, int64_t blocks, int threads, int bytes) {
     return launch_blocks(kernel, blocks, threads, bytes, stream, a);
   };
-  cudaError_t error = launch(row_stats_kernel<T>,
-                             ceil_div(rows * stat_lanes(p.dim_v), kStatThreads), kStatThreads, 0);
+  const int lane_bits = stat_lane_bits(p.dim_v);
+  cudaError_t error = launch_blocks(row_stats_kernel<T>, ceil_div(rows << lane_bits, kStatThreads),
+                                    kStatThreads, 0, stream, a, lane_bits);
   const auto then = [&](auto kernel, int64_t blocks, int threads, int bytes) {
     if (error == cudaSuccess) error = launch(kernel, blocks, threads, bytes);
   };
@@ -48,7 +52,11 @@ cudaError_t launch_backward(const BackwardArguments& a, cudaStream_t stream) {
   };
   if (a.dq_sum != nullptr) {
     if constexpr (Shape::kOnePass.one_pass()) {
-      keys(backward_keys_kernel<Shape, static_cast<int>(KeySums::kAll)>, Shape::kOnePass);
+      if constexpr (Shape::kOnePass.small_heads) {
+        keys(backward_small_keys_kernel<Shape>, Shape::kOnePass);
+      } else {
+        keys(backward_keys_kernel<Shape, static_cast<int>(KeySums::kAll)>, Shape::kOnePass);
+      }
       const int64_t key_tiles = a.row_parts > 1 ? ceil_div(p.kv_len, BackwardConfig::kSumTile) : 0;
       then(round_sums_kernel<T, kC.dim_qk, kC.dim_v>,
            heads * (ceil_div(group_rows, BackwardConfig::kSumTile) + key_tiles),

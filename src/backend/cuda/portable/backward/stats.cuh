@@ -9,11 +9,11 @@ namespace fovea::cuda {
 
 constexpr int kStatThreads = 128;
 
-// Lanes that share a row: each reads 8 values at a time.
-__host__ __device__ constexpr int stat_lanes(int dim_v) {
-  int lanes = 1;
-  while (lanes < 32 && lanes * 8 < dim_v) lanes *= 2;
-  return lanes;
+// Lanes that share a row, as a power of two: each reads 8 values at a time.
+inline int stat_lane_bits(int dim_v) {
+  int bits = 0;
+  while (bits < 5 && 8 << bits < dim_v) ++bits;
+  return bits;
 }
 
 // out . dout over this lane's share of a row, in one order whether or not vectors may be read; and
@@ -45,44 +45,45 @@ struct DotShare {
   }
 };
 
-// stat_lanes lanes a row of [batch][head_q][q_len]. Zeroes the sums of gradients besides.
+// 2^lane_bits lanes a row of [batch][head_q][q_len]. Zeroes the sums of gradients besides.
 template <typename T>
 __global__ void __launch_bounds__(kStatThreads)
-    row_stats_kernel(const __grid_constant__ BackwardArguments a) {
+    row_stats_kernel(const __grid_constant__ BackwardArguments a, int lane_bits) {
   const Problem& p = a.p;
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * kStatThreads + threadIdx.x;
   const int64_t threads = static_cast<int64_t>(gridDim.x) * kStatThreads;
-  for (int64_t x = thread; x < a.sum_floats / 4; x += threads) {
-    reinterpret_cast<float4*>(a.dq_sum)[x] = {0, 0, 0, 0};
-  }
-  const int lanes = stat_lanes(p.dim_v), lane = threadIdx.x % lanes;
-  const int64_t index = thread / lanes;
-  const int64_t bh = index / p.q_len;
-  const int b = static_cast<int>(bh / p.head_q), head = static_cast<int>(bh % p.head_q);
-  const int i = static_cast<int>(index % p.q_len);
+  const int lanes = 1 << lane_bits, lane = threadIdx.x & (lanes - 1);
+  const int64_t index = thread >> lane_bits;
+  const int64_t bh = index < kDividable ? a.of_q_len(index) : index / p.q_len;
+  const int b = bh < kDividable ? a.of_head_q(bh) : static_cast<int>(bh / p.head_q);
+  const int head = static_cast<int>(bh - int64_t{b} * p.head_q);
+  const int i = static_cast<int>(index - bh * p.q_len);
   const Sequence s = b < a.batch ? sequence_at(p, b) : Sequence{};
   const bool real = i < s.q_len;
   DotShare dot;
+  float lse = 0, dlse = 0;
   if (real) {
+    const auto scalar = [&](const RowScalars& t) {
+      return t.data[s.batch_at * t.batch + head * t.head + (s.q_row + i) * t.row];
+    };
+    lse = scalar(a.lse);  // on its way with the rows
+    if (a.dlse.data != nullptr) dlse = scalar(a.dlse);
     dot.add(rows_at<const T>(a.out, s, s.q_row + i, head),
             rows_at<const T>(a.dout, s, s.q_row + i, head), p.dim_v, lane, lanes,
             a.vector_out && a.vector_dout);
+  }
+  for (int64_t x = thread; x < a.sum_floats / 4; x += threads) {
+    reinterpret_cast<float4*>(a.dq_sum)[x] = {0, 0, 0, 0};
   }
   for (int step = lanes / 2; step > 0; step /= 2) {
     dot.sum += __shfl_xor_sync(0xffffffffu, dot.sum, step);
     dot.zero += __shfl_xor_sync(0xffffffffu, dot.zero, step);
   }
   if (!real || lane != 0) return;
-  float sum = dot.sum;
-  const auto scalar = [&](const RowScalars& t) {
-    return t.data[s.batch_at * t.batch + head * t.head + (s.q_row + i) * t.row];
-  };
-  if (a.dlse.data != nullptr) sum -= scalar(a.dlse);
-  const float lse = scalar(a.lse);
   const int64_t at = stat_index(a, s, head, i);
   a.lse2[at] = lse == -kInfinity ? kInfinity : lse * kLog2e;
-  if (dot.zero != 0) sum = __uint_as_float(kBadDout);
-  a.delta[at] = lse == -kInfinity ? 0.0f : sum;
+  const float delta = dot.zero != 0 ? __uint_as_float(kBadDout) : dot.sum - dlse;
+  a.delta[at] = lse == -kInfinity ? 0.0f : delta;
 }
 
 // One block a head, always in the same order.

@@ -8,6 +8,7 @@
 #include "prim/cuda/ptx/math.cuh"
 #include "prim/cuda/ptx/mma.cuh"
 #include "prim/cuda/ptx/red.cuh"
+#include "prim/cuda/tile/products.cuh"
 
 namespace fovea::cuda {
 
@@ -48,12 +49,45 @@ __device__ __forceinline__ void add_to_sums(float* sums, int64_t row, int col,
   }
 }
 
+// The same of a warp's keys, 16 kM of them from row `row` on of which `keys` are stored: sums end
+// where whole tiles of theirs do.
+template <int kCols, int kM, int kN>
+__device__ __forceinline__ void add_key_sums(float* sums, int64_t row, int keys, int col,
+                                             const ptx::Fragment (&x)[kM][kN]) {
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+    if (16 * m < keys) add_to_sums<kCols>(sums, row + 16 * m, col, x[m]);
+  }
+}
+
+// A warp's keys, from `key` on, that no other block adds to: rounded at once. Columns from `col`
+// on.
+template <typename T, int kM, int kN>
+__device__ __forceinline__ void store_key_rows(const Rows& t, const Place& place, int key,
+                                               int stored_keys, int col,
+                                               const ptx::Fragment (&x)[kM][kN], float scale,
+                                               int cols, bool pairs) {
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int at = key + m * 16 + half * 8 + threadIdx.x % 32 / 4;
+      if (at >= stored_keys) continue;
+      tile::store_row(rows_at<T>(t, place.s, place.s.kv_row + at, place.head_kv) + col, x[m],
+                      2 * half, scale, cols - col, pairs);
+    }
+  }
+}
+
 // Rounds one tile of sums into the rows that row_pointer names.
 template <typename T, int kCols, typename RowPointer>
 __device__ __forceinline__ void round_tile(const float* sums, int rows, RowPointer row_pointer,
                                            int cols, float scale, bool pairs) {
   constexpr int kSlots = BackwardConfig::kSumTile * kCols / 4;
-  for (int slot = threadIdx.x; slot < kSlots; slot += BackwardConfig::kSumThreads) {
+  static_assert(kSlots % BackwardConfig::kSumThreads == 0);
+#pragma unroll kCols <= 32 ? 4 : 1
+  for (int n = 0; n < kSlots; n += BackwardConfig::kSumThreads) {
+    const int slot = n + threadIdx.x;
     const int lane = slot % 32, half = slot / 32 % 2, block = slot / 64;
     const int row = block / (kCols / 16) * 16 + half * 8 + lane / 4;
     if (row >= rows) continue;
@@ -79,16 +113,13 @@ __global__ void __launch_bounds__(BackwardConfig::kSumThreads)
     round_sums_kernel(const __grid_constant__ BackwardArguments a) {
   constexpr int kTile = BackwardConfig::kSumTile;
   const Problem& p = a.p;
-  const int heads = a.batch * p.head_kv;
   const int q_tiles = (p.group * p.q_len + kTile - 1) / kTile;
-  const int k_tiles = (p.kv_len + kTile - 1) / kTile;
-  int item = blockIdx.x;
-  const bool keys = item >= heads * q_tiles;
-  if (keys) item -= heads * q_tiles;
-  const int tiles = keys ? k_tiles : q_tiles, first = item % tiles * kTile;
+  const int tile = a.of_heads(blockIdx.x), head = blockIdx.x - tile * (a.batch * p.head_kv);
+  const bool keys = tile >= q_tiles;
+  const int first = (keys ? tile - q_tiles : tile) * kTile;
   Place place;
-  place.b = item / tiles / p.head_kv;
-  place.head_kv = item / tiles % p.head_kv;
+  place.b = a.of_head_kv(head);
+  place.head_kv = head - place.b * p.head_kv;
   place.s = sequence_at(p, place.b);
   if (!keys) {
     const int rows = p.group * place.s.q_len - first;
