@@ -33,6 +33,7 @@ struct Problem {
   int left, right;  // window reach, negative: unbounded
   int prefix;
   float scale, softcap;
+  float inverse_scale, scale_of_cap;  // 1 / scale, scale / softcap
 
   // Lengths, where they vary.
   const int* cu_q;         // packed: [batch + 1]
@@ -45,6 +46,7 @@ struct Problem {
   Broadcast bias, bool_mask;
   bool bias_is_f32;
   bool bias_pairs, mask_pairs;  // keys 2 n and 2 n + 1 of every row may be read at once
+  bool term_runs;               // keys 8 n .. 8 n + 7 may, and a bias is of the problem's dtype
   const float* alibi;
   int64_t alibi_batch, alibi_head;
   const float* sink;

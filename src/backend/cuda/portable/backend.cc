@@ -28,28 +28,37 @@ constexpr int64_t kSharedBlocks = 2;       // of an SM, whose warps share rows
 constexpr int64_t kManyWaves = 8;
 constexpr int64_t kLeastRowTiles = 2;
 constexpr int64_t kSmallRowTiles = 64;
+constexpr double kLeastScale = 1e-6;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Whether scores need more than a positive scale and a range of visible keys.
+// What scores need besides a positive scale and a range of visible keys.
 Terms terms_of(const AttentionProblem& p) {
-  const bool any = p.softcap > 0 || p.dropout > 0 || has(p.features, Feature::kBias) ||
-                   has(p.features, Feature::kBoolMask) || has(p.features, Feature::kAlibi) ||
-                   !(scale_of(p) > 0);
-  return any ? Terms::kAny : Terms::kNone;
+  const bool cap = p.softcap > 0, alibi = has(p.features, Feature::kAlibi);
+  const bool bias = has(p.features, Feature::kBias), mask = has(p.features, Feature::kBoolMask);
+  const int count = int{cap} + int{alibi} + int{bias} + int{mask};
+  if (p.dropout > 0 || !(scale_of(p) > 0) || count > 1) return Terms::kAny;
+  if (count == 0) return Terms::kNone;
+  // What is added comes divided by the scale.
+  if (scale_of(p) < kLeastScale || scale_of(p) > 1 / kLeastScale) return Terms::kAny;
+  return bias ? Terms::kBias : mask ? Terms::kMask : Terms::kComputed;
+}
+
+template <typename Config>
+int padded_dims(const Config& c) {
+  return c.dim_qk + c.dim_v;
 }
 
 // The smallest instance that holds the head dims, of those that suit; null where there is none.
 template <typename Kernel, typename Suits>
 const Kernel* find_instance(std::span<const Kernel* const> table, const AttentionProblem& p,
-                            Suits suits) {
+                            Terms terms, Suits suits) {
   const Kernel* best = nullptr;
   for (const Kernel* kernel : table) {
     const auto& c = kernel->config;
-    if (kernel->dtype != p.dtype || c.terms != terms_of(p) || !suits(c)) continue;
+    if (kernel->dtype != p.dtype || c.terms != terms || !suits(c)) continue;
     if (c.dim_qk < p.dim_qk || c.dim_v < p.dim_v) continue;
-    const auto size = [](const auto& x) { return x.dim_qk + x.dim_v; };
-    if (best == nullptr || size(c) < size(best->config)) best = kernel;
+    if (best == nullptr || padded_dims(c) < padded_dims(best->config)) best = kernel;
   }
   return best;
 }
@@ -68,11 +77,20 @@ int64_t row_tiles(const AttentionProblem& p, const ForwardConfig& c) {
 // Warps share rows where there are so few that all blocks run at once, and each of them can afford
 // to read its keys alone: they are few, or the rows of a KV head are.
 const ForwardKernel* find_forward(const AttentionProblem& p, const GpuInfo& gpu) {
+  const Terms terms = terms_of(p);
   const auto of_width = [&](Width width) {
-    return find_instance(forward_kernels(), p,
+    return find_instance(forward_kernels(), p, terms,
                          [&](const ForwardConfig& c) { return c.width == width; });
   };
-  const ForwardKernel* const wide = of_width(Width::kWide);
+  const ForwardKernel* wide = of_width(Width::kWide);
+  if (terms != Terms::kNone && terms != Terms::kAny) {
+    // Few dims have kernels of their own for these; one that is a third too large still is faster.
+    const ForwardKernel* const any =
+        find_instance(forward_kernels(), p, Terms::kAny, [](const ForwardConfig&) { return true; });
+    const bool fits = wide != nullptr && any != nullptr &&
+                      3 * padded_dims(wide->config) <= 4 * padded_dims(any->config);
+    return fits ? wide : any;
+  }
   if (wide == nullptr) return nullptr;
   const int64_t rows = p.head_q / p.head_kv * p.q_len;
   if (p.kv_len > kFewKeys && rows > kFewRows) return wide;
@@ -86,7 +104,8 @@ const ForwardKernel* find_forward(const AttentionProblem& p, const GpuInfo& gpu)
 }
 
 const BackwardKernel* find_backward(const AttentionProblem& p) {
-  return find_instance(backward_kernels(), p, [](const BackwardConfig&) { return true; });
+  const Terms terms = terms_of(p) == Terms::kNone ? Terms::kNone : Terms::kAny;
+  return find_instance(backward_kernels(), p, terms, [](const BackwardConfig&) { return true; });
 }
 
 // Keys are cut into parts when rows alone would leave the GPU idle.
@@ -171,10 +190,13 @@ class PortableKernel : public BoundKernel {
     const ForwardConfig& c = forward_.config;
     return std::string("portable/") + dtype_name(p_.dtype) + "/d" + std::to_string(c.dim_qk) +
            (c.dim_v == c.dim_qk ? "" : "v" + std::to_string(c.dim_v)) +
-           (c.terms == Terms::kAny     ? "/terms"
-            : c.width == Width::kPairs ? "/pairs"
-            : c.width == Width::kQuads ? "/quads"
-                                       : "");
+           (c.terms == Terms::kAny        ? "/terms"
+            : c.terms == Terms::kComputed ? "/computed-terms"
+            : c.terms == Terms::kBias     ? "/bias"
+            : c.terms == Terms::kMask     ? "/mask"
+            : c.width == Width::kPairs    ? "/pairs"
+            : c.width == Width::kQuads    ? "/quads"
+                                          : "");
   }
 
   std::string describe() const override {

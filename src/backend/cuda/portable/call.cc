@@ -39,6 +39,8 @@ Problem problem_of(const AttentionProblem& p, const AttentionInputs& t) {
   out.prefix = static_cast<int>(p.mask.prefix);
   out.scale = static_cast<float>(scale_of(p));
   out.softcap = static_cast<float>(p.softcap);
+  out.inverse_scale = static_cast<float>(1 / scale_of(p));
+  if (p.softcap > 0) out.scale_of_cap = static_cast<float>(scale_of(p) / p.softcap);
   if (p.layout == Layout::kPacked) {
     out.cu_q = static_cast<const int*>(t.cu_seqlens_q.data);
     out.cu_kv = static_cast<const int*>(t.cu_seqlens_kv.data);
@@ -53,10 +55,12 @@ Problem problem_of(const AttentionProblem& p, const AttentionInputs& t) {
     out.bias = broadcast_of(t.bias);
     out.bias_is_f32 = t.bias.dtype == DType::kF32;
     out.bias_pairs = rows_begin_on(t.bias, 2);
+    out.term_runs = t.bias.dtype == p.dtype && rows_begin_on(t.bias, 8);
   }
   if (has(p.features, Feature::kBoolMask)) {
     out.bool_mask = broadcast_of(t.mask);
     out.mask_pairs = rows_begin_on(t.mask, 2);
+    out.term_runs = rows_begin_on(t.mask, 8);
   }
   if (has(p.features, Feature::kAlibi)) {
     const TensorView& slopes = t.alibi_slopes;

@@ -14,18 +14,19 @@ __device__ __forceinline__ T* rows_at(const Rows& t, const Sequence& s, int64_t 
 }
 
 // Rows to fill of a tile of which the first `rows` exist: whole fragments, no more.
-template <typename Tile>
+template <typename Tile, int kStep = 32>
 __device__ __forceinline__ int whole_fragments(int rows) {
-  return min(Tile::kRows, (max(rows, 0) + 31) / 32 * 32);
+  return min(Tile::kRows, (max(rows, 0) + kStep - 1) / kStep * kStep);
 }
 
 // Keys (or their values) from `first` on; those from `end` on become zeros.
-template <typename T, typename Tile, int kThreads>
+template <typename T, typename Tile, int kThreads, bool kRuns = false>
 __device__ __forceinline__ void load_keys(uint32_t shared, const Rows& t, const Place& place,
                                           int first, int end, int cols, bool vector,
                                           int filled = Tile::kRows) {
   const T* const base = rows_at<const T>(t, place.s, place.s.kv_row + first, place.head_kv);
-  tile::TileLoader<T, Tile, kThreads>::fill(shared, base, t.row, end - first, cols, vector, filled);
+  tile::TileLoader<T, Tile, kThreads, kRuns>::fill(shared, base, t.row, end - first, cols, vector,
+                                                   filled);
 }
 
 // Query rows of the KV head's group, or of a tensor shaped like them.

@@ -11,8 +11,9 @@ namespace fovea::tile {
 
 // 16-bit values. Columns are cut into panels of at most 64 (128 bytes); within a panel the 16-byte
 // chunks of a row are exchanged by an exclusive or with the row, so that the eight rows that
-// ldmatrix reads at once lie in eight different groups of banks.
-template <typename T, int kRows_, int kCols_>
+// ldmatrix reads at once lie in eight different groups of banks. kFrugal: what lanes hand to
+// ldmatrix is worked out where it is needed, for want of registers to keep it in.
+template <typename T, int kRows_, int kCols_, bool kFrugal = false>
 struct SharedTile {
   static constexpr int kRows = kRows_, kCols = kCols_;
   static constexpr int kPerChunk = 8;  // values of 16 bytes
@@ -47,13 +48,13 @@ struct SharedTile {
     // mma. With trans it is the B operand of two neighbouring blocks of 8 columns, depth along
     // rows.
     __device__ __forceinline__ static Lane rows_first() {
-      const int lane = threadIdx.x % 32;
+      const int lane = this_lane();
       return Lane(lane % 16, lane / 16);
     }
     // Columns 0-7 | 8-15 of rows 0-7 first: the B operand of two neighbouring blocks of 8 rows,
     // depth along columns.
     __device__ __forceinline__ static Lane columns_first() {
-      const int lane = threadIdx.x % 32;
+      const int lane = this_lane();
       return Lane(lane % 8 + lane / 16 * 8, lane / 8 % 2);
     }
     // Byte offset of the block at (row, col), both multiples of 16.
@@ -64,6 +65,11 @@ struct SharedTile {
     }
 
    private:
+    __device__ __forceinline__ static int this_lane() {
+      int lane = threadIdx.x % 32;
+      if constexpr (kFrugal) asm volatile("" : "+r"(lane));
+      return lane;
+    }
     __device__ __forceinline__ Lane(int row, int chunk)
         : full_(kChunks >= 8 ? offset(row, chunk) : 0),
           rest_(kChunks % 8 != 0 ? offset(row, kChunks / 8 * 8 + chunk) - kChunks / 8 * kRows * 128
@@ -74,8 +80,8 @@ struct SharedTile {
 
 // Floats: rows one after another, 16 bytes further apart than they are long, so that lanes that
 // read one column of eight rows find them in different banks.
-template <int kRows_, int kCols_>
-struct SharedTile<float, kRows_, kCols_> {
+template <int kRows_, int kCols_, bool kFrugal>
+struct SharedTile<float, kRows_, kCols_, kFrugal> {
   static constexpr int kRows = kRows_, kCols = kCols_;
   static constexpr int kPerChunk = 4;
   static constexpr int kChunks = kCols / kPerChunk;
@@ -88,11 +94,19 @@ struct SharedTile<float, kRows_, kCols_> {
   }
 };
 
+// An order of rows within every 32 of a tile, for keys: the columns of scores that one lane holds
+// (8 n + 2 q + e of lane q, for all n and e) are then eight neighbouring keys, 8 q + 2 n + e. This
+// is the key that row `row` of such a tile holds; rows that are a sum of multiples of 16 and less
+// add.
+__host__ __device__ constexpr int runs_of_eight(int row) {
+  return (row & ~31) | (row & 6) << 2 | (row & 24) >> 2 | (row & 1);
+}
+
 // Fills a tile from rows of global memory: rows from `rows` on (to `filled`, a multiple of 16, if
 // not all) and columns from `cols` on become zeros. `vector`: rows begin on 16 bytes and cols is a
 // whole number of chunks; the values then come by cp.async, otherwise they are there when fill
-// returns.
-template <typename T, typename Tile, int kThreads>
+// returns. kRuns: rows in the order above, and `filled` a multiple of 32.
+template <typename T, typename Tile, int kThreads, bool kRuns = false>
 struct TileLoader {
   static constexpr int kPerRow = Tile::kChunks % 8 == 0 ? 8 : Tile::kChunks % 4 == 0 ? 4 : 2;
   static constexpr int kRowStep = kThreads / kPerRow;
@@ -107,18 +121,16 @@ struct TileLoader {
           shared, [&](int r) { return base + r * stride; }, rows, cols, vector, filled);
       return;
     }
-    fill_whole(shared, source(base, stride), stride);
+    fill_whole(shared, base, stride, 0);
   }
 
-  // Where this thread reads from, of rows `stride` apart.
-  __device__ __forceinline__ static const T* source(const T* base, int64_t stride) {
-    return base + threadIdx.x / kPerRow * stride + threadIdx.x % kPerRow * kPerChunk;
-  }
-  // A whole tile of whole rows, from where this thread reads.
-  __device__ __forceinline__ static void fill_whole(uint32_t shared, const T* source,
-                                                    int64_t stride) {
+  // A whole tile of whole rows, from row `row` of those that begin at `base`.
+  __device__ __forceinline__ static void fill_whole(uint32_t shared, const T* base, int64_t stride,
+                                                    int row) {
     static_assert(sizeof(T) == 4 || kRowStep % 8 == 0);  // the exchange of chunks repeats
+    static_assert(!kRuns || kRowStep % 16 == 0);
     const int first = threadIdx.x / kPerRow, lane = threadIdx.x % kPerRow;
+    const T* source = base + (row + source_row(first)) * stride + lane * kPerChunk;
 #pragma unroll
     for (int r = 0; r < Tile::kRows; r += kRowStep) {
       if (Tile::kRows % kRowStep != 0 && first + r >= Tile::kRows) break;
@@ -127,7 +139,7 @@ struct TileLoader {
         ptx::cp_async_16(shared + Tile::offset(first, c + lane) + r * Tile::row_bytes(c),
                          source + c * kPerChunk);
       }
-      source += kRowStep * stride;
+      source += (source_row(r + kRowStep) - source_row(r)) * stride;
     }
   }
 
@@ -138,8 +150,8 @@ struct TileLoader {
     const int first = threadIdx.x / kPerRow, lane = threadIdx.x % kPerRow;
 #pragma unroll 1
     for (int r = first; r < filled; r += kRowStep) {
-      const bool in = r < rows;
-      const T* const source = row_pointer(in ? r : 0);
+      const bool in = source_row(r) < rows;
+      const T* const source = row_pointer(in ? source_row(r) : 0);
       if (vector) {
 #pragma unroll
         for (int c0 = 0; c0 < Tile::kChunks; c0 += kPerRow) {
@@ -157,6 +169,10 @@ struct TileLoader {
   }
 
  private:
+  __host__ __device__ static constexpr int source_row(int row) {
+    return kRuns ? runs_of_eight(row) : row;
+  }
+
   __device__ __forceinline__ static void store_chunk(uint32_t shared, const T* source, int at,
                                                      int cols) {
 #pragma unroll 1  // rare, and registers are dear

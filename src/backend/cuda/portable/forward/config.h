@@ -3,7 +3,9 @@
 
 namespace fovea::cuda {
 
-enum class Terms { kNone, kAny };  // kAny: bias, boolean mask, ALiBi, softcap, dropout, odd scales
+// What is done to scores besides a scale and a range of visible keys. kComputed: softcap or ALiBi.
+// kBias, kMask: one of them alone. kAny: all of it together, dropout, odd scales.
+enum class Terms { kNone, kComputed, kBias, kMask, kAny };
 // Of rows there are enough for every warp to have its own; or two, or four warps hold the same
 // ones, each for its share of the keys, so that few rows keep more of the GPU busy.
 enum class Width { kWide, kPairs, kQuads };
@@ -34,13 +36,14 @@ struct ForwardConfig {
 
   constexpr int threads() const { return 32 * warps; }
   constexpr int tile_q() const { return warps / key_warps * 16 * m_tiles; }
-  constexpr bool streams() const { return key_warps == 1; }  // see Streams
-  constexpr int own_shared_bytes() const {
-    return kOwnSharedBytes + (streams() ? 16 * threads() : 0);
-  }
   constexpr int shared_bytes() const {
     return (tile_q() + kStages * tile_kv) * shared_row_bytes(element_bytes, dim_qk) +
-           kStages * tile_kv * shared_row_bytes(element_bytes, dim_v);
+           kStages * tile_kv * shared_row_bytes(element_bytes, dim_v) + tile_q() * term_row_bytes();
+  }
+  // What terms keep about a row of the tile.
+  constexpr int term_row_bytes() const {
+    const bool read = terms == Terms::kBias || terms == Terms::kMask;
+    return read ? 12 : terms == Terms::kComputed ? 8 : 0;
   }
 };
 
@@ -57,7 +60,9 @@ constexpr ForwardConfig forward_config(int element_bytes, int dim_qk, int dim_v,
   if (dim_qk >= 64 && dim_qk <= 128) c.chunk_kv = 64;
   if (dim_qk > 128) c.tile_kv = 32;
   if (dim_v > 128) c.m_tiles = 1;
-  if (terms != Terms::kNone) {
+  if (terms == Terms::kBias || terms == Terms::kMask)
+    c.chunk_kv = dim_qk <= 64 ? 64 : 32;  // what is fetched needs registers
+  if (terms == Terms::kAny) {
     c.chunk_kv = dim_qk > 64 ? 16 : 32;  // their loads and the dropout generator need registers
     c.tile_kv = dim_qk > 128 ? 32 : 64;
     c.blocks = 2;
@@ -86,8 +91,7 @@ template <typename T, int kDimQk, int kDimV, Terms kTerms, Width kWidth = Width:
 struct ForwardShape {
   using Element = T;
   static constexpr ForwardConfig kConfig = forward_config(sizeof(T), kDimQk, kDimV, kTerms, kWidth);
-  static_assert(kConfig.shared_bytes() + kConfig.own_shared_bytes() <=
-                kLeastSharedBytes + kOwnSharedBytes);
+  static_assert(kConfig.shared_bytes() <= kLeastSharedBytes);
 };
 
 }  // namespace fovea::cuda

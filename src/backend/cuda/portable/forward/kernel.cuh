@@ -6,10 +6,14 @@
 // is not finite met a hidden key, the block does its work again, carefully.
 #pragma once
 
+#include <type_traits>
+
+#include "backend/cuda/portable/forward/computed_terms.cuh"
 #include "backend/cuda/portable/forward/epilogue.cuh"
 #include "backend/cuda/portable/forward/join.cuh"
 #include "backend/cuda/portable/forward/nonfinite.cuh"
 #include "backend/cuda/portable/forward/place.cuh"
+#include "backend/cuda/portable/forward/read_terms.cuh"
 #include "backend/cuda/portable/forward/scores.cuh"
 #include "prim/cuda/tile/products.cuh"
 
@@ -19,26 +23,33 @@ template <typename Shape>
 class ForwardBlock {
   using T = typename Shape::Element;
   static constexpr ForwardConfig kC = Shape::kConfig;
+  static constexpr bool kAnyTerms = kC.terms == Terms::kAny;
+  static constexpr bool kComputed = kC.terms == Terms::kComputed;
+  static constexpr bool kRead = kC.terms == Terms::kBias || kC.terms == Terms::kMask;
   static constexpr int kM = kC.m_tiles, kOut = kC.dim_v / 8;
   static constexpr int kTileQ = kC.tile_q(), kTileKv = kC.tile_kv;
   static constexpr int kSharing = kC.key_warps;
   static constexpr int kThreads = kC.threads();
   using TileQ = tile::SharedTile<T, kTileQ, kC.dim_qk>;
-  using TileK = tile::SharedTile<T, kTileKv, kC.dim_qk>;
-  using TileV = tile::SharedTile<T, kTileKv, kC.dim_v>;
-  using LoaderK = tile::TileLoader<T, TileK, kThreads>;
-  using LoaderV = tile::TileLoader<T, TileV, kThreads>;
-  static constexpr bool kAnyTerms = kC.terms == Terms::kAny;
+  using TileK = tile::SharedTile<T, kTileKv, kC.dim_qk, kC.terms == Terms::kBias>;
+  using TileV = tile::SharedTile<T, kTileKv, kC.dim_v, kComputed || kRead>;
+  using LoaderK = tile::TileLoader<T, TileK, kThreads, kRead>;
+  using LoaderV = tile::TileLoader<T, TileV, kThreads, kRead>;
+  struct NothingRead {
+    __device__ __forceinline__ NothingRead(const Problem&, const Place&, uint32_t, int) {}
+  };
+  using Read = std::conditional_t<kRead, ReadTerms<T, kM, kC.chunk_kv, kC.terms == Terms::kBias>,
+                                  NothingRead>;
 
  public:
   __device__ __forceinline__ ForwardBlock(const ForwardArguments& a, SharedForwardPlace& place,
-                                          Streams* streams, uint32_t shared)
+                                          uint32_t shared)
       : a_(a),
         place_(place),
-        streams_(streams),
         s_q_(shared),
         s_k_(shared + TileQ::kBytes),
-        s_v_(s_k_ + 2 * TileK::kBytes) {}
+        s_v_(s_k_ + 2 * TileK::kBytes),
+        read_(a.p, place, s_v_ + 2 * TileV::kBytes, kTileQ) {}
 
   __device__ __forceinline__ void run() {
     if (!start()) return;
@@ -65,7 +76,11 @@ class ForwardBlock {
           const bool found = hide_nonfinite<T, TileV, kThreads>(s_v_ + stage * TileV::kBytes);
           if (found && threadIdx.x == 0) place_.nonfinite = true;
         }
-        tile(stage, first_key(place_, n));
+        if constexpr (kRead) {
+          tile_of_read(n);
+        } else {
+          tile(stage, first_key(place_, n));
+        }
       }
       ptx::cp_async_wait<0>();
       softmax_.finish();
@@ -101,16 +116,15 @@ class ForwardBlock {
     if (place.rows <= 0) return false;
     load_queries<T, TileQ, kThreads>(s_q_, a_.q, place, a_.p.group, place.span, place.rows,
                                      a_.p.dim_qk, a_.vector_qk, whole_fragments<TileQ>(place.rows));
-    if constexpr (kC.streams()) {
-      streams_[threadIdx.x] = {
-          LoaderK::source(rows_at<const T>(a_.k, place.s, place.s.kv_row, place.head_kv), a_.k.row),
-          LoaderV::source(rows_at<const T>(a_.v, place.s, place.s.kv_row, place.head_kv),
-                          a_.v.row)};
-    }
+    place.keys = rows_at<const T>(a_.k, place.s, place.s.kv_row, place.head_kv);
+    place.values = rows_at<const T>(a_.v, place.s, place.s.kv_row, place.head_kv);
     load_first_stages(place);
     if (lane() == 0) place_.warps[warp()] = sights_of_warp<kM>(a_.p, place, first_row());
     if (threadIdx.x == 0) static_cast<ForwardPlace&>(place_) = place;
     __syncthreads();
+    if constexpr (kRead) read_.find_rows();
+    if constexpr (kComputed) computed().find_rows();
+    __syncwarp();
     return true;
   }
 
@@ -136,19 +150,18 @@ class ForwardBlock {
   __device__ __forceinline__ void load_stage(const ForwardPlace& place, int stage, int n) {
     // Fragments past the last key are not looked at.
     const int first = first_key(place, n), end = place.key_end;
-    if (kC.streams() && a_.whole_rows && end - first >= kTileKv) {
-      const Streams from = streams_[threadIdx.x];
-      LoaderK::fill_whole(s_k_ + stage * TileK::kBytes,
-                          static_cast<const T*>(from.k) + first * a_.k.row, a_.k.row);
-      LoaderV::fill_whole(s_v_ + stage * TileV::kBytes,
-                          static_cast<const T*>(from.v) + first * a_.v.row, a_.v.row);
+    const uint32_t s_k = s_k_ + stage * TileK::kBytes, s_v = s_v_ + stage * TileV::kBytes;
+    if (a_.whole_rows && end - first >= kTileKv) {
+      LoaderK::fill_whole(s_k, static_cast<const T*>(place.keys), a_.k.row, first);
+      LoaderV::fill_whole(s_v, static_cast<const T*>(place.values), a_.v.row, first);
       return;
     }
-    const int filled = whole_fragments<TileK>(end - first);
-    load_keys<T, TileK, kThreads>(s_k_ + stage * TileK::kBytes, a_.k, place, first, end,
-                                  a_.p.dim_qk, a_.vector_qk, filled);
-    load_keys<T, TileV, kThreads>(s_v_ + stage * TileV::kBytes, a_.v, place, first, end, a_.p.dim_v,
-                                  a_.vector_v, filled);
+    constexpr int kStep = kRead ? kC.chunk_kv : 32;
+    const int filled = whole_fragments<TileK, kStep>(end - first);
+    load_keys<T, TileK, kThreads, kRead>(s_k, a_.k, place, first, end, a_.p.dim_qk, a_.vector_qk,
+                                         filled);
+    load_keys<T, TileV, kThreads, kRead>(s_v, a_.v, place, first, end, a_.p.dim_v, a_.vector_v,
+                                         filled);
   }
 
   // Whether the sums and outputs of this lane's rows can be trusted.
@@ -192,12 +205,14 @@ class ForwardBlock {
     // Small head dims spend so little on a chunk that a question at each would show.
     constexpr bool kTight = kBold && kC.dim_qk <= 32;
     const bool fast = kTight && !place_.careful && sight.shows(first, first + kTileKv);
+    bool bets = kBold;
+    if constexpr (kComputed) bets = computed().foreseeable();
     int c = kChunks - 1 - share();
 #pragma unroll 1
     for (; c >= 0 && !(fast && settled_); c -= kSharing) {
       const int chunk = c * kC.chunk_kv, begin = first + chunk;
       const bool all = sight.shows(begin, begin + kC.chunk_kv);
-      if (kBold && !kTight && settled_ && all && !place_.careful) {
+      if (!kTight && bets && settled_ && all && !place_.careful) {
         add_chunk<false, kC.chunk_kv>(s_k, s_v, chunk, begin, all);
         continue;
       }
@@ -218,12 +233,68 @@ class ForwardBlock {
     }
   }
 
-  // Whether every row has a reference to weigh its scores by.
+  // The same of problems with a bias or a mask to read: the terms of a chunk are fetched while the
+  // one before is worked on, so all are alike.
+  __device__ __forceinline__ void tile_of_read(int n) {
+    constexpr int kKeys = kC.chunk_kv, kLast = kTileKv - kKeys;
+    const uint32_t s_k = s_k_ + n % 2 * TileK::kBytes, s_v = s_v_ + n % 2 * TileV::kBytes;
+    const WarpSight& sight = place_.warps[warp()];
+    const float to_log2 = a_.p.scale * kLog2e;
+    const int first = first_key(place_, n);
+    // Most tiles are seen whole and need no questions at their chunks.
+    const bool plain = sight.shows(first, first + kTileKv) && !place_.careful &&
+                       read_.whole(first + kLast) && read_.fetched(first + kLast);
+#pragma unroll 1
+    for (int chunk = kLast; chunk >= 0; chunk -= kKeys) {
+      const int begin = first + chunk;
+      int next = begin - kKeys;
+      if (chunk == 0) {
+        next = n + 1 < place_.count ? first_key(place_, n + 1) + kLast : -1;
+        if (!read_.whole(next)) next = -1;
+      }
+      bool now = true;
+      if (!plain) {
+        if (sight.hides(begin, begin + kKeys)) continue;
+        now = read_.whole(begin);
+        if (!read_.whole(next)) next = -1;
+        if (now && !read_.fetched(begin)) read_.fetch(begin);
+      }
+      ptx::Fragment scores[kM][kKeys / 8];
+      read_.start(scores, begin, now, next);
+      typename Read::Hidden hidden;
+      if (!plain && place_.careful) hidden = read_.masked(scores);
+      if constexpr (kC.q_in_registers) {
+        tile::add_dot_fragments<T, TileK>(scores, q_, s_k, chunk);
+      } else {
+        tile::add_dot_rows<T, TileQ, TileK>(scores, s_q_, first_row(), s_k, chunk);
+      }
+      if (!plain) {
+        if (place_.careful) read_.hide(scores, hidden);
+        if (!sight.shows(begin, begin + kKeys)) read_.hide_unseen(scores, begin);
+      }
+      if (!settled_) {
+        softmax_.look(scores, out_, to_log2);
+        settled_ = !place_.careful && settled();
+      }
+      softmax_.weigh(scores, to_log2);
+      tile::add_weighted_rows<T, TileV>(out_, scores, s_v, chunk, false);
+    }
+  }
+
+  __device__ __forceinline__ ComputedTerms<T, kM> computed() const {
+    return {a_.p, place_, s_v_ + 2 * TileV::kBytes};
+  }
+
+  // Whether every row has a reference to weigh its scores by. A bias may push keys so far down that
+  // others outgrow them by any factor: such keys are no reference.
   __device__ __forceinline__ bool settled() const {
+    constexpr float kLeast = kC.terms == Terms::kBias ? -64.0f : -kInfinity;
     bool all = true;
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {
-      all &= softmax_.reference[r] > -kInfinity || row_in_tile<kM, kSharing>(r) >= place_.rows;
+      // Rows past the last have the terms of the first.
+      all &=
+          softmax_.reference[r] > kLeast || (!kRead && row_in_tile<kM, kSharing>(r) >= place_.rows);
     }
     return __all_sync(0xffffffffu, all);
   }
@@ -232,18 +303,30 @@ class ForwardBlock {
   template <bool kCareful, int kKeys>
   __device__ __forceinline__ void add_chunk(uint32_t s_k, uint32_t s_v, int chunk, int first,
                                             bool all) {
-    const float to_log2 = kAnyTerms ? kLog2e : a_.p.scale * kLog2e;
+    const float to_log2 = kAnyTerms   ? kLog2e
+                          : kComputed ? computed().to_log2()
+                                      : a_.p.scale * kLog2e;
     ptx::Fragment scores[kM][kKeys / 8];
-    if constexpr (kC.q_in_registers) {
-      tile::dot_fragments<T, TileK>(scores, q_, s_k, chunk);
+    if constexpr (kComputed) {
+      computed().template start<!kCareful>(scores, first);
     } else {
-      tile::dot_rows<T, TileQ, TileK>(scores, s_q_, first_row(), s_k, chunk);
+      tile::clear(scores);
+    }
+    if constexpr (kC.q_in_registers) {
+      tile::add_dot_fragments<T, TileK>(scores, q_, s_k, chunk);
+    } else {
+      tile::add_dot_rows<T, TileQ, TileK>(scores, s_q_, first_row(), s_k, chunk);
     }
     const ScoreRows<T, kM, kSharing> rows(a_.p, place_);
+    // In one go with the weights where registers allow.
+    constexpr bool kOneGo = kComputed && !kCareful && kC.dim_qk <= 64;
+    if constexpr (kComputed && !kOneGo) computed().finish(scores);
     if constexpr (kAnyTerms) rows.apply_terms(scores, first);
     if constexpr (kCareful) {
       if (!all) rows.hide_unseen(scores, first);
       softmax_.step(scores, out_, to_log2);
+    } else if constexpr (kOneGo) {
+      computed().weigh(softmax_, scores);
     } else {
       softmax_.weigh(scores, to_log2);
     }
@@ -255,10 +338,10 @@ class ForwardBlock {
 
   const ForwardArguments& a_;
   SharedForwardPlace& place_;
-  Streams* const streams_;
   const uint32_t s_q_, s_k_, s_v_;
   uint32_t q_[kM][kC.q_in_registers ? kC.dim_qk / 16 : 1][4];
   bool settled_;  // every row has a reference
+  Read read_;
   RunningSoftmax<kM> softmax_;
   ptx::Fragment out_[kM][kOut];
 };
@@ -268,8 +351,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.block
     forward_kernel(const __grid_constant__ ForwardArguments a) {
   extern __shared__ __align__(128) unsigned char memory[];
   __shared__ SharedForwardPlace place;
-  __shared__ Streams streams[Shape::kConfig.streams() ? Shape::kConfig.threads() : 1];
-  ForwardBlock<Shape>(a, place, streams, ptx::shared_address(memory)).run();
+  ForwardBlock<Shape>(a, place, ptx::shared_address(memory)).run();
 }
 
 }  // namespace fovea::cuda

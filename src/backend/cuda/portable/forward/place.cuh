@@ -21,16 +21,11 @@ struct WarpSight {
 
 struct ForwardPlace : Place {
   KeyTiles tiles;
-  int count;       // of them
-  bool careful;    // the work is being done again
-  bool nonfinite;  // and a tile held values that are not finite
+  int count;                  // of them
+  bool careful;               // the work is being done again
+  bool nonfinite;             // and a tile held values that are not finite
+  const void *keys, *values;  // the sequence's first
 };
-// Where a thread reads keys and values from, at the sequence's first: found once, for a tile of
-// them is soon computed and such addresses take many steps.
-struct alignas(16) Streams {
-  const void *k, *v;
-};
-
 struct SharedForwardPlace : ForwardPlace {
   WarpSight warps[8];
 };

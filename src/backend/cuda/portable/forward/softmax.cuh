@@ -31,6 +31,14 @@ struct RunningSoftmax {
   template <int kNTiles, int kOutTiles>
   __device__ __forceinline__ void step(ptx::Fragment (&scores)[kMTiles][kNTiles],
                                        ptx::Fragment (&out)[kMTiles][kOutTiles], float to_log2) {
+    look(scores, out, to_log2);
+    weigh(scores, to_log2);
+  }
+
+  // Moves the reference if these scores outgrow it.
+  template <int kNTiles, int kOutTiles>
+  __device__ __forceinline__ void look(const ptx::Fragment (&scores)[kMTiles][kNTiles],
+                                       ptx::Fragment (&out)[kMTiles][kOutTiles], float to_log2) {
     float top[kRows];
     bool outgrown = false;
 #pragma unroll
@@ -48,12 +56,18 @@ struct RunningSoftmax {
       }
     }
     if (__any_sync(0xffffffffu, outgrown)) move_reference(top, out);
-    weigh(scores, to_log2);
   }
 
-  // The same without a look at the reference: the caller has to ask in_range at the end.
+  // Weights by the reference as it is. Without a look the caller has to ask in_range at the end.
   template <int kNTiles>
   __device__ __forceinline__ void weigh(ptx::Fragment (&scores)[kMTiles][kNTiles], float to_log2) {
+    weigh_by(scores, [&](float x, float minus_base) { return fmaf(x, to_log2, minus_base); });
+  }
+
+  // The same with exponent(score, minus the reference) in log2 units.
+  template <int kNTiles, typename Exponent>
+  __device__ __forceinline__ void weigh_by(ptx::Fragment (&scores)[kMTiles][kNTiles],
+                                           Exponent exponent) {
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
@@ -64,7 +78,7 @@ struct RunningSoftmax {
         for (int n = 0; n < kNTiles; ++n) {
 #pragma unroll
           for (int x = 2 * half; x < 2 * half + 2; ++x) {
-            const float p = ptx::exp2_approx(fmaf(scores[m][n][x], to_log2, minus_base));
+            const float p = ptx::exp2_approx(exponent(scores[m][n][x], minus_base));
             scores[m][n][x] = p;
             sum[r] += p;
           }
