@@ -234,51 +234,67 @@ class ForwardBlock {
   }
 
   // The same of problems with a bias or a mask to read: the terms of a chunk are fetched while the
-  // one before is worked on, so all are alike.
+  // one before is worked on.
   __device__ __forceinline__ void tile_of_read(int n) {
     constexpr int kKeys = kC.chunk_kv, kLast = kTileKv - kKeys;
+    const WarpSight& sight = place_.warps[warp()];
+    const int first = first_key(place_, n);
+    // The chunk after one, if its terms can be fetched: worked out anew, for want of registers.
+    const auto after = [&](int at) {
+      int next = first + at - kKeys;
+      if (at == 0) next = n + 1 < place_.count ? first_key(place_, n + 1) + kLast : -1;
+      return read_.whole(next) ? next : -1;
+    };
+    // Most tiles are seen whole and, once rows have a reference, ask no questions at their chunks.
+    const bool plain = sight.shows(first, first + kTileKv) && !place_.careful &&
+                       read_.whole(first + kLast) && read_.fetched(first + kLast);
+    int chunk = kLast;
+#pragma unroll 1
+    for (; chunk >= 0 && !(plain && settled_); chunk -= kKeys) {
+      const int begin = first + chunk;
+      if (sight.hides(begin, begin + kKeys)) continue;
+      const bool now = read_.whole(begin);
+      if (now && !read_.fetched(begin)) read_.fetch(begin);
+      add_read_chunk<true>(n, chunk, first, now, after(chunk));
+    }
+#pragma unroll 1
+    for (; chunk >= 0; chunk -= kKeys) {
+      add_read_chunk<false>(n, chunk, first, true, after(chunk));
+    }
+  }
+
+  // kCareful: as of add_chunk. `now`: the terms have been fetched. Those of keys `next` .. are to
+  // be fetched, unless negative.
+  template <bool kCareful>
+  __device__ __forceinline__ void add_read_chunk(int n, int chunk, int first, bool now, int next) {
+    constexpr int kKeys = kC.chunk_kv;
     const uint32_t s_k = s_k_ + n % 2 * TileK::kBytes, s_v = s_v_ + n % 2 * TileV::kBytes;
     const WarpSight& sight = place_.warps[warp()];
     const float to_log2 = a_.p.scale * kLog2e;
-    const int first = first_key(place_, n);
-    // Most tiles are seen whole and need no questions at their chunks.
-    const bool plain = sight.shows(first, first + kTileKv) && !place_.careful &&
-                       read_.whole(first + kLast) && read_.fetched(first + kLast);
-#pragma unroll 1
-    for (int chunk = kLast; chunk >= 0; chunk -= kKeys) {
-      const int begin = first + chunk;
-      int next = begin - kKeys;
-      if (chunk == 0) {
-        next = n + 1 < place_.count ? first_key(place_, n + 1) + kLast : -1;
-        if (!read_.whole(next)) next = -1;
-      }
-      bool now = true;
-      if (!plain) {
-        if (sight.hides(begin, begin + kKeys)) continue;
-        now = read_.whole(begin);
-        if (!read_.whole(next)) next = -1;
-        if (now && !read_.fetched(begin)) read_.fetch(begin);
-      }
-      ptx::Fragment scores[kM][kKeys / 8];
+    const int begin = first + chunk;
+    ptx::Fragment scores[kM][kKeys / 8];
+    typename Read::Hidden hidden;
+    if constexpr (kCareful) {
       read_.start(scores, begin, now, next);
-      typename Read::Hidden hidden;
-      if (!plain && place_.careful) hidden = read_.masked(scores);
-      if constexpr (kC.q_in_registers) {
-        tile::add_dot_fragments<T, TileK>(scores, q_, s_k, chunk);
-      } else {
-        tile::add_dot_rows<T, TileQ, TileK>(scores, s_q_, first_row(), s_k, chunk);
-      }
-      if (!plain) {
-        if (place_.careful) read_.hide(scores, hidden);
-        if (!sight.shows(begin, begin + kKeys)) read_.hide_unseen(scores, begin);
-      }
+      if (place_.careful) hidden = read_.masked(scores);
+    } else {
+      read_.start_fetched(scores, begin, next);
+    }
+    if constexpr (kC.q_in_registers) {
+      tile::add_dot_fragments<T, TileK>(scores, q_, s_k, chunk);
+    } else {
+      tile::add_dot_rows<T, TileQ, TileK>(scores, s_q_, first_row(), s_k, chunk);
+    }
+    if constexpr (kCareful) {
+      if (place_.careful) read_.hide(scores, hidden);
+      if (!sight.shows(begin, begin + kKeys)) read_.hide_unseen(scores, begin);
       if (!settled_) {
         softmax_.look(scores, out_, to_log2);
         settled_ = !place_.careful && settled();
       }
-      softmax_.weigh(scores, to_log2);
-      tile::add_weighted_rows<T, TileV>(out_, scores, s_v, chunk, false);
     }
+    softmax_.weigh(scores, to_log2);
+    tile::add_weighted_rows<T, TileV>(out_, scores, s_v, chunk, false);
   }
 
   __device__ __forceinline__ ComputedTerms<T, kM> computed() const {

@@ -60,16 +60,30 @@ class ReadTerms {
     if (next >= 0) fetch(Begins(*this), next);
   }
 
+  // The same of fetched terms, for chunks one after another. A bias comes from afar: the branch
+  // keeps the compiler from putting off its loads until registers are free. A mask is small, and
+  // likely in a cache: without a next chunk this one's is read again, to spare the branch.
+  __device__ __forceinline__ void start_fetched(Scores& scores, int first, int next) {
+    if constexpr (kBias) {
+      start(scores, first, true, next);
+    } else {
+      start_mask(scores);
+      fetch(Begins(*this), next >= 0 ? next : first);
+      ahead_key_ = next;
+    }
+  }
+
   // A bit for every score that a mask hides, before the product.
   struct Hidden {
     uint32_t bits[kM * kN / 8] = {};
   };
   __device__ __forceinline__ Hidden masked(const Scores& scores) const {
     Hidden hidden;
-    if constexpr (kBias) return hidden;
+    if constexpr (!kBias) {
 #pragma unroll
-    for (int i = 0; i < kM * kN * 4; ++i) {
-      if (scores[i / 4 / kN][i / 4 % kN][i % 4] != 0) hidden.bits[i / 32] |= 1u << i % 32;
+      for (int i = 0; i < kM * kN * 4; ++i) {
+        if (scores[i / 4 / kN][i / 4 % kN][i % 4] != 0) hidden.bits[i / 32] |= 1u << i % 32;
+      }
     }
     return hidden;
   }
