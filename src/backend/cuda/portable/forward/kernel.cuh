@@ -255,23 +255,23 @@ class ForwardBlock {
       if (sight.hides(begin, begin + kKeys)) continue;
       const bool now = read_.whole(begin);
       if (now && !read_.fetched(begin)) read_.fetch(begin);
-      add_read_chunk<true>(n, chunk, first, now, after(chunk));
+      add_read_chunk<true>(n, chunk, now, after(chunk));
     }
 #pragma unroll 1
     for (; chunk >= 0; chunk -= kKeys) {
-      add_read_chunk<false>(n, chunk, first, true, after(chunk));
+      add_read_chunk<false>(n, chunk, true, after(chunk));
     }
   }
 
   // kCareful: as of add_chunk. `now`: the terms have been fetched. Those of keys `next` .. are to
   // be fetched, unless negative.
   template <bool kCareful>
-  __device__ __forceinline__ void add_read_chunk(int n, int chunk, int first, bool now, int next) {
+  __device__ __forceinline__ void add_read_chunk(int n, int chunk, bool now, int next) {
     constexpr int kKeys = kC.chunk_kv;
     const uint32_t s_k = s_k_ + n % 2 * TileK::kBytes, s_v = s_v_ + n % 2 * TileV::kBytes;
     const WarpSight& sight = place_.warps[warp()];
     const float to_log2 = a_.p.scale * kLog2e;
-    const int begin = first + chunk;
+    const int begin = first_key(place_, n) + chunk;  // again, for want of registers
     ptx::Fragment scores[kM][kKeys / 8];
     typename Read::Hidden hidden;
     if constexpr (kCareful) {
