@@ -100,6 +100,9 @@ def result_table(path, result):
     wrong = [row for row in rows if row["impl"].startswith("fovea-") and row["ok"] is False]
     if wrong:
         lines += ["", f"{len(wrong)} of fovea's rows failed their accuracy check."]
+    unchecked = [row for row in rows if row["impl"].startswith("fovea-") and row["ok"] is None]
+    if unchecked:
+        lines += ["", f"Timed without an accuracy check: {len(unchecked)} of fovea's rows."]
     return "\n".join(lines)
 
 
