@@ -355,8 +355,12 @@ class KeyBlock {
                            which.i, key & ~1);
               keep = key % 2 == 0 ? two.x : two.y;
             }
-            const Gradient g = kAnyTerms ? gradient_of<T>(a_.p, terms, key, w, ds, of_row, keep)
-                                         : plain_gradient_of(a_.p, w, ds, of_row.lse2);
+            Gradient g{};
+            if constexpr (!kAnyTerms) {
+              g = plain_gradient_of(a_.p, w, ds, of_row.lse2);
+            } else if (seen) {  // what is not seen may lie outside the tensors of terms
+              g = gradient_of<T>(a_.p, terms, key, w, ds, of_row, keep);
+            }
             // Rows of dout that are not finite are left out of the products: delta tells of them.
             const bool bad = dirty && __float_as_uint(of_row.delta) == kBadDout;
             w = seen ? (bad ? of_row.delta : g.weight) : 0.0f;
