@@ -23,7 +23,7 @@ struct Engine {
   std::string backend;  // "reference", "cpu", "portable"
   std::string isa;      // "avx2"; empty where the backend knows none
   Device device = Device::cpu();
-  std::string sms;  // multiprocessors that plans count on; empty: the GPU's
+  std::string sms{};  // multiprocessors that plans count on; empty: the GPU's
 };
 std::ostream& operator<<(std::ostream& out, const Engine& engine);
 
