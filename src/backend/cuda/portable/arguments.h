@@ -86,11 +86,12 @@ struct ForwardArguments {
   bool vector_qk;  // rows of q and k begin on 16 bytes and dim_qk is a multiple of 8
   bool vector_v;   // the same of v
   bool vector_out;
-  bool whole_rows;  // both, and the head dims are the kernel's
+  bool whole_rows;  // of k and v: vectors bring them, and their dims are the kernel's
   int batch;
   bool longest_first;   // tiles of rows in the order of their work over all heads, not head by head
   bool tiles_of_heads;  // no tile holds rows of two heads
-  Divider heads, head_kv, tiles, group;  // KV heads of all members, KV heads, tiles of rows of one
+  // Of batch * head_kv, head_kv, tiles of rows of a KV head, group.
+  Divider of_heads, of_head_kv, of_tiles, of_group;
 
   // Keys cut into parts, each with its own unnormalised sums.
   int parts;

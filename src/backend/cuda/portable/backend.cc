@@ -25,10 +25,10 @@ constexpr int64_t kLeastSplitKeys = 1024;  // below it a merge takes longer than
 constexpr int64_t kFewKeys = 1024;         // that a block of few rows may read for them alone
 constexpr int64_t kFewRows = 64;           // of a KV head, for which keys are read about once
 constexpr int64_t kSharedBlocks = 2;       // of an SM, whose warps share rows
-constexpr int64_t kManyWaves = 8;
-constexpr int64_t kLeastRowTiles = 2;
-constexpr int64_t kSmallRowTiles = 64;
-constexpr double kLeastScale = 1e-6;
+constexpr int64_t kManyWaves = 8;          // of blocks: enough that the last one hardly matters
+constexpr int64_t kLeastRowTiles = 2;      // of a part of the rows that a tile of keys meets
+constexpr int64_t kSmallRowTiles = 64;     // the same with small heads, where the GPU is full
+constexpr double kLeastScale = 1e-6;       // that a term is divided by
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -82,7 +82,7 @@ const ForwardKernel* find_forward(const AttentionProblem& p, const GpuInfo& gpu)
     return find_instance(forward_kernels(), p, terms,
                          [&](const ForwardConfig& c) { return c.width == width; });
   };
-  const ForwardKernel* wide = of_width(Width::kWide);
+  const ForwardKernel* const wide = of_width(Width::kWide);
   if (terms != Terms::kNone && terms != Terms::kAny) {
     // Few dims have kernels of their own for these; one that is a third too large still is faster.
     const ForwardKernel* const any =
@@ -176,6 +176,36 @@ BackwardCut cut_backward(const AttentionProblem& p, const BackwardConfig& c, con
   return cut;
 }
 
+// What a call's arguments hold that does not depend on its tensors.
+ForwardArguments plan_forward(const AttentionProblem& p, const ForwardConfig& c,
+                              const ForwardCut& cut) {
+  ForwardArguments a{};
+  a.batch = static_cast<int>(p.batch);
+  a.longest_first = cut.longest_first;
+  a.tiles_of_heads = tiles_of_heads(p, c);
+  a.of_heads = Divider::by(p.batch * p.head_kv);
+  a.of_head_kv = Divider::by(p.head_kv);
+  a.of_tiles = Divider::by(cut.tiles);
+  a.of_group = Divider::by(p.head_q / p.head_kv);
+  a.parts = static_cast<int>(cut.parts);
+  a.part_keys = static_cast<int>(cut.part_keys);
+  return a;
+}
+
+BackwardArguments plan_backward(const AttentionProblem& p, const BackwardCut& cut) {
+  BackwardArguments a{};
+  a.batch = static_cast<int>(p.batch);
+  a.stat_rows = p.layout == Layout::kPacked ? p.total_q : p.q_len;
+  a.row_parts = static_cast<int>(cut.row_parts);
+  a.of_parts = Divider::by(cut.row_parts);
+  a.of_heads = Divider::by(p.batch * p.head_kv);
+  a.of_head_kv = Divider::by(p.head_kv);
+  a.of_q_len = Divider::by(p.q_len);
+  a.of_head_q = Divider::by(p.head_q);
+  a.first_keys_first = cut.first_keys_first;
+  return a;
+}
+
 class PortableKernel : public BoundKernel {
  public:
   PortableKernel(const AttentionProblem& problem, const DeviceInfo& device)
@@ -184,7 +214,9 @@ class PortableKernel : public BoundKernel {
         forward_(*find_forward(problem, device.gpu)),
         backward_(*find_backward(problem)),
         cut_(cut_forward(problem, forward_.config, device.gpu)),
-        backward_cut_(cut_backward(problem, backward_.one_pass, device.gpu)) {}
+        backward_cut_(cut_backward(problem, backward_.one_pass, device.gpu)),
+        planned_forward_(plan_forward(problem, forward_.config, cut_)),
+        planned_backward_(plan_backward(problem, backward_cut_)) {}
 
   std::string name() const override {
     const ForwardConfig& c = forward_.config;
@@ -225,7 +257,7 @@ class PortableKernel : public BoundKernel {
   Status forward(const ForwardTensors& t, Workspace workspace, Stream stream) const override {
     const int64_t blocks = cut_.tiles * p_.batch * p_.head_kv;
     if (blocks == 0) return {};
-    ForwardArguments a{};
+    ForwardArguments a = planned_forward_;
     a.p = problem_of(p_, t);
     a.q = rows_of(t.q);
     a.k = rows_of(t.k);
@@ -237,15 +269,6 @@ class PortableKernel : public BoundKernel {
     a.vector_out = takes_vectors(t.out);
     a.whole_rows = a.vector_qk && a.vector_v && p_.dim_qk == forward_.config.dim_qk &&
                    p_.dim_v == forward_.config.dim_v;
-    a.batch = static_cast<int>(p_.batch);
-    a.longest_first = cut_.longest_first;
-    a.tiles_of_heads = tiles_of_heads(p_, forward_.config);
-    a.heads = Divider::by(p_.batch * p_.head_kv);
-    a.head_kv = Divider::by(p_.head_kv);
-    a.tiles = Divider::by(cut_.tiles);
-    a.group = Divider::by(p_.head_q / p_.head_kv);
-    a.parts = static_cast<int>(cut_.parts);
-    a.part_keys = static_cast<int>(cut_.part_keys);
     if (cut_.parts > 1) {
       a.partial_stats = static_cast<float2*>(workspace.data);
       a.partial = reinterpret_cast<float*>(a.partial_stats + cut_.parts * partial_rows());
@@ -261,9 +284,8 @@ class PortableKernel : public BoundKernel {
   }
 
   Status backward(const BackwardTensors& t, Workspace workspace, Stream stream) const override {
-    BackwardArguments a{};
+    BackwardArguments a = planned_backward_;
     a.p = problem_of(p_, t);
-    a.batch = static_cast<int>(p_.batch);
     a.q = rows_of(t.q);
     a.k = rows_of(t.k);
     a.v = rows_of(t.v);
@@ -284,20 +306,12 @@ class PortableKernel : public BoundKernel {
     a.vector_dv = takes_vectors(t.dv);
     a.delta = static_cast<float*>(workspace.data);
     a.lse2 = a.delta + stat_rows();
-    a.row_parts = static_cast<int>(backward_cut_.row_parts);
-    a.of_parts = Divider::by(a.row_parts);
-    a.of_heads = Divider::by(p_.batch * p_.head_kv);
-    a.of_head_kv = Divider::by(p_.head_kv);
-    a.of_q_len = Divider::by(p_.q_len);
-    a.of_head_q = Divider::by(p_.head_q);
-    a.first_keys_first = backward_cut_.first_keys_first;
     if (backward_cut_.one_pass) {
       a.dq_sum = a.delta + padded_stats();
       a.dk_sum = a.dq_sum + backward_cut_.query_sum_rows * backward_.config.dim_qk;
       a.dv_sum = a.dk_sum + backward_cut_.key_sum_rows * backward_.config.dim_qk;
       a.sum_floats = sum_floats();
     }
-    a.stat_rows = p_.layout == Layout::kPacked ? p_.total_q : p_.q_len;
     if (t.dbias.given()) {
       const Broadcast strides = broadcast_of(t.dbias);
       a.dbias = t.dbias.data;
@@ -338,6 +352,8 @@ class PortableKernel : public BoundKernel {
   const BackwardKernel& backward_;
   const ForwardCut cut_;
   const BackwardCut backward_cut_;
+  const ForwardArguments planned_forward_;
+  const BackwardArguments planned_backward_;
 };
 
 class PortableBackend : public Backend {

@@ -25,6 +25,19 @@ __device__ __forceinline__ void clear(ptx::Fragment (&c)[kM][kN]) {
   }
 }
 
+// Every value x of the fragments becomes f(x).
+template <int kM, int kN, typename Function>
+__device__ __forceinline__ void map(ptx::Fragment (&c)[kM][kN], Function f) {
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int n = 0; n < kN; ++n) {
+#pragma unroll
+      for (int x = 0; x < 4; ++x) c[m][n][x] = f(c[m][n][x]);
+    }
+  }
+}
+
 __device__ __forceinline__ float load_float(uint32_t shared) {
   float x;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(shared));

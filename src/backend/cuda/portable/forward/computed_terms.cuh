@@ -71,9 +71,9 @@ class ComputedTerms {
   __device__ __forceinline__ void finish(ptx::Fragment (&scores)[kM][kN]) const {
     if (p_.alibi != nullptr) return;
     if (to_quarters(scores)) {
-      each(scores, [](float x) { return odd_series(x, 1.0f) * x; });
+      tile::map(scores, [](float x) { return odd_series(x, 1.0f) * x; });
     } else {
-      each(scores, [](float x) { return tanh_for<T>(0.25f * x); });
+      tile::map(scores, [](float x) { return tanh_for<T>(0.25f * x); });
     }
   }
 
@@ -89,7 +89,7 @@ class ComputedTerms {
         return fmaf(odd_series(x, unit), x, minus_base);
       });
     } else {
-      each(scores, [](float x) { return tanh_for<T>(0.25f * x); });
+      tile::map(scores, [](float x) { return tanh_for<T>(0.25f * x); });
       softmax.weigh(scores, unit);
     }
   }
@@ -104,7 +104,7 @@ class ComputedTerms {
   __device__ __forceinline__ bool to_quarters(ptx::Fragment (&scores)[kM][kN]) const {
     const float unit = 4.0f * p_.scale_of_cap;
     uint32_t bits = 0;
-    each(scores, [&](float x) {
+    tile::map(scores, [&](float x) {
       bits |= __float_as_uint(x * unit);
       return x * unit;
     });
@@ -117,18 +117,6 @@ class ComputedTerms {
     const float z = x * x;
     return fmaf(fmaf(1.125095354e-04f * unit, z, -5.182679795e-03f * unit), z,
                 2.499943589e-01f * unit);
-  }
-
-  template <int kN, typename Map>
-  static __device__ __forceinline__ void each(ptx::Fragment (&scores)[kM][kN], Map map) {
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int n = 0; n < kN; ++n) {
-#pragma unroll
-        for (int x = 0; x < 4; ++x) scores[m][n][x] = map(scores[m][n][x]);
-      }
-    }
   }
 
   const Problem& p_;

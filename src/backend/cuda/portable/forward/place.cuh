@@ -37,21 +37,21 @@ __device__ __forceinline__ void find_place(const ForwardArguments& a, ForwardPla
   const int item = blockIdx.x;
   int head, rank;
   if (a.longest_first) {
-    rank = divide(a.heads, item, head);
+    rank = divide(a.of_heads, item, head);
   } else {
-    head = divide(a.tiles, item, rank);
+    head = divide(a.of_tiles, item, rank);
   }
-  place.b = divide(a.head_kv, head, place.head_kv);
+  place.b = divide(a.of_head_kv, head, place.head_kv);
   place.s = sequence_at(p, place.b);
   // The last rows first: under a causal mask they are the longest.
   if (a.tiles_of_heads) {
     int head_of_group;
-    const int back = divide(a.group, rank, head_of_group);
+    const int back = divide(a.of_group, rank, head_of_group);
     const int i = ((p.q_len - 1) / kTileQ - back) * kTileQ;
     place.row = head_of_group * place.s.q_len + i;
     place.rows = min(place.s.q_len - i, kTileQ);
   } else {
-    place.row = (static_cast<int>(a.tiles.divisor) - 1 - rank) * kTileQ;
+    place.row = (static_cast<int>(a.of_tiles.divisor) - 1 - rank) * kTileQ;
     place.rows = min(p.group * place.s.q_len - place.row, kTileQ);
   }
   place.span = RowSpan::at(place.s, place.row, max(place.rows, 1));

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "backend/cuda/portable/terms.cuh"
-#include "prim/cuda/ptx/mma.cuh"
+#include "prim/cuda/tile/products.cuh"
 
 namespace fovea::cuda {
 
@@ -41,9 +41,9 @@ class ScoreRows {
     const bool inside = first + kN * 8 <= place_.s.kv_len;
     if (p.softcap > 0) {
       const float inverse = p.scale / p.softcap;
-      each_score(scores, [&](float x) { return tanh_for<T>(x * inverse) * p.softcap; });
+      tile::map(scores, [&](float x) { return tanh_for<T>(x * inverse) * p.softcap; });
     } else {
-      each_score(scores, [&](float x) { return x * p.scale; });
+      tile::map(scores, [&](float x) { return x * p.scale; });
     }
     if (p.bias.data != nullptr) {
       each_row([&](Row row, int m, int x) {
@@ -105,18 +105,6 @@ class ScoreRows {
 
   // Keeps what seldom paths read from being fetched all at once, into registers that others need.
   static __device__ __forceinline__ void one_at_a_time() { asm volatile("" ::: "memory"); }
-
-  template <int kN, typename Map>
-  static __device__ __forceinline__ void each_score(ptx::Fragment (&scores)[kM][kN], Map map) {
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int n = 0; n < kN; ++n) {
-#pragma unroll
-        for (int x = 0; x < 4; ++x) scores[m][n][x] = map(scores[m][n][x]);
-      }
-    }
-  }
 
   // Of rows past the last too, which must not be asked for what lies outside the tensors.
   __device__ __forceinline__ TermRow terms_of(Row row) const {
