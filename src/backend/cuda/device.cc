@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "backend/cuda/common/error.h"
+#include "backend/cuda/hopper/backend.h"
 #include "backend/cuda/portable/backend.h"
 #include "base/refusal.h"
 
@@ -102,7 +103,7 @@ Result<DeviceInfo> discover_cuda(Device device) {
 }
 
 std::span<const Backend* const> cuda_backends() {
-  static const Backend* const table[] = {&cuda::portable_backend()};
+  static const Backend* const table[] = {&cuda::hopper_backend(), &cuda::portable_backend()};
   return table;
 }
 

@@ -3,7 +3,16 @@
 
 namespace fovea::ptx {
 
-// Waits until `threads` threads have come to barrier `id` (1 to 15); whether any brought true.
+// Waits until `threads` threads have come to barrier `id` (1 to 15).
+__device__ __forceinline__ void barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+// Comes to it without waiting.
+__device__ __forceinline__ void barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// As barrier_sync; whether any brought true.
 __device__ __forceinline__ bool barrier_or(int id, int threads, bool mine) {
   int any;
   asm volatile(

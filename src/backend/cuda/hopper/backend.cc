@@ -1,0 +1,159 @@
+// Which problems the Hopper engine takes, and the forward pass.
+#include "backend/cuda/hopper/backend.h"
+
+#include <algorithm>
+#include <string>
+
+#include "backend/cuda/common/error.h"
+#include "backend/cuda/hopper/forward/plan.h"
+#include "backend/cuda/hopper/tensor_map.h"
+#include "backend/cuda/portable/backend.h"
+#include "backend/cuda/portable/call.h"
+#include "backend/sequence.h"
+
+namespace fovea::cuda {
+namespace {
+
+using hopper::ForwardArguments;
+using hopper::ForwardPlan;
+
+constexpr int kSm = 90;
+constexpr size_t kTicketBytes = 64;
+constexpr int64_t kMaxRows = int64_t{1} << 30;
+
+class HopperKernel : public BoundKernel {
+ public:
+  HopperKernel(const AttentionProblem& problem, const DeviceInfo& device)
+      : p_(problem),
+        device_(device.device.index),
+        plan_(hopper::plan_forward(problem, device.gpu)),
+        portable_(portable_backend().bind(problem, device)) {}
+
+  std::string name() const override {
+    const hopper::ForwardConfig& c = plan_.kernel->config;
+    return std::string("hopper/") + dtype_name(p_.dtype) + "/d" + std::to_string(c.dim_qk) +
+           (c.dim_v == c.dim_qk ? "" : "v" + std::to_string(c.dim_v)) + "/" +
+           std::to_string(c.tile_q()) + "x" + std::to_string(c.tile_kv);
+  }
+
+  std::string describe() const override {
+    const auto text = [](int64_t n) { return std::to_string(n); };
+    return "wgmma and TMA; forward: " + text(plan_.row_tiles) + " tiles of " +
+           text(plan_.kernel->config.tile_q()) + " rows a head, heads in sections of " +
+           text(plan_.section_heads) + ", " + text(plan_.blocks) + " blocks" +
+           (plan_.ticket ? " that claim them" : "") +
+           "; tensors that TMA does not take, and backward: portable; " + portable_->describe();
+  }
+
+  size_t workspace_bytes(Pass pass) const override {
+    const size_t portable = portable_->workspace_bytes(pass);
+    if (pass == Pass::kBackward) return portable;
+    return std::max(portable, plan_.ticket ? kTicketBytes : size_t{0});
+  }
+
+  Status forward(const ForwardTensors& t, Workspace workspace, Stream stream) const override {
+    if (plan_.blocks == 0) return portable_->forward(t, workspace, stream);
+    for (const TensorView* tensor : {&t.q, &t.k, &t.v, &t.out}) {
+      if (!hopper::takes_map(*tensor)) return portable_->forward(t, workspace, stream);
+    }
+    const hopper::ForwardConfig& c = plan_.kernel->config;
+    ForwardArguments a{};
+    CUresult encoded = CUDA_SUCCESS;
+    const auto encode = [&](CUtensorMap& map, const TensorView& tensor, int rows) {
+      if (encoded == CUDA_SUCCESS) encoded = hopper::encode_map(map, tensor, rows);
+    };
+    encode(a.q, t.q, hopper::kRowsOfWarpgroup);
+    encode(a.k, t.k, c.tile_kv);
+    encode(a.v, t.v, c.tile_kv);
+    encode(a.out, t.out, hopper::kRowsOfWarpgroup);
+    if (encoded != CUDA_SUCCESS) {
+      return Status(StatusCode::kInternal, "forward: cuTensorMapEncodeTiled gave error " +
+                                               std::to_string(static_cast<int>(encoded)));
+    }
+    a.p = problem_of(p_, t);
+    a.values = rows_of(t.v);
+    a.results = rows_of(t.out);
+    a.lse = scalars_of(t.lse);
+    a.to_log2 = static_cast<float>(scale_of(p_) * 1.4426950408889634);
+    a.schedule.heads = static_cast<int>(p_.batch * p_.head_q);
+    a.schedule.section_heads = plan_.section_heads;
+    a.schedule.row_tiles = plan_.row_tiles;
+    a.schedule.tiles = plan_.row_tiles * a.schedule.heads;
+    const CurrentDevice current(device_);
+    if (Status s = to_status(current.error(), "forward: choosing the device"); !s.ok()) return s;
+    const auto on = static_cast<cudaStream_t>(stream.handle);
+    if (plan_.ticket) {
+      a.schedule.ticket = static_cast<int*>(workspace.data);
+      if (Status s = to_status(cudaMemsetAsync(workspace.data, 0, kTicketBytes, on),
+                               "forward: clearing the ticket");
+          !s.ok()) {
+        return s;
+      }
+    }
+    return to_status(plan_.kernel->launch(a, plan_.blocks, on), "forward: launching the kernel");
+  }
+
+  Status backward(const BackwardTensors& t, Workspace workspace, Stream stream) const override {
+    return portable_->backward(t, workspace, stream);
+  }
+
+ private:
+  const AttentionProblem p_;
+  const int device_;
+  const ForwardPlan plan_;
+  const std::unique_ptr<const BoundKernel> portable_;
+};
+
+class HopperBackend : public Backend {
+ public:
+  const char* name() const override { return "hopper"; }
+
+  std::vector<std::string> refusals(const AttentionProblem& p,
+                                    const DeviceInfo& device) const override {
+    if (device.device.type != DeviceType::kCuda) return {"device is cpu, takes cuda"};
+    std::vector<std::string> reasons = portable_backend().refusals(p, device);
+    const auto refuse = [&](bool when, std::string reason) {
+      if (when) reasons.push_back(std::move(reason));
+    };
+    const auto text = [](int64_t n) { return std::to_string(n); };
+    refuse(device.gpu.sm != kSm, "compute capability is " + text(device.gpu.sm / 10) + "." +
+                                     text(device.gpu.sm % 10) + ", takes 9.0");
+    refuse(p.dtype != DType::kF16 && p.dtype != DType::kBf16,
+           std::string("dtype is ") + dtype_name(p.dtype) + ", takes f16, bf16");
+    for (const auto& [feature, what] :
+         {std::pair{Feature::kBias, "a bias"}, std::pair{Feature::kBoolMask, "a boolean mask"},
+          std::pair{Feature::kAlibi, "ALiBi"}}) {
+      refuse(has(p.features, feature), std::string("takes no problem with ") + what);
+    }
+    refuse(p.softcap > 0, "takes no softcap");
+    refuse(p.dropout > 0, "takes no dropout");
+    refuse(p.mask.prefix > 0, "takes no mask with a prefix");
+    refuse(!(scale_of(p) > 0), "scale is not positive");
+    for (const auto& [name, dim] : {std::pair{"dim_qk", p.dim_qk}, std::pair{"dim_v", p.dim_v}}) {
+      refuse(dim % 8 != 0, std::string(name) + " is " + text(dim) + ", takes multiples of 8");
+    }
+    const bool packed = p.layout == Layout::kPacked;
+    refuse(std::max(packed ? p.total_q : p.q_len, packed ? p.total_kv : p.kv_len) > kMaxRows,
+           "takes up to " + text(kMaxRows) + " rows");
+    if (reasons.empty()) {
+      const ForwardPlan plan = hopper::plan_forward(p, device.gpu);
+      refuse(plan.kernel == nullptr, "no instance holds head dims " + text(p.dim_qk) + " and " +
+                                         text(p.dim_v) + " of " + dtype_name(p.dtype));
+    }
+    return reasons;
+  }
+
+  std::unique_ptr<BoundKernel> bind(const AttentionProblem& p,
+                                    const DeviceInfo& device) const override {
+    return std::make_unique<HopperKernel>(p, device);
+  }
+};
+
+}  // namespace
+
+const Backend& hopper_backend() {
+  static const HopperBackend backend;
+  return backend;
+}
+
+}  // namespace fovea::cuda

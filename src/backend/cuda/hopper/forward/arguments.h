@@ -1,0 +1,30 @@
+// What a Hopper forward kernel is handed.
+#pragma once
+
+#include <cuda.h>
+
+#include "backend/cuda/portable/arguments.h"
+
+namespace fovea::cuda::hopper {
+
+// The order in which tiles of rows are worked on: heads in sections whose K and V stay in the L2
+// cache together; within a section the longest rows of all heads first (or head by head where all
+// are equally long).
+struct Schedule {
+  int heads;          // batch * head_q
+  int section_heads;  // of a section; the last one may have fewer
+  int row_tiles;      // of a head: of the longest sequence
+  int tiles;          // heads * row_tiles
+  int* ticket;        // counts tiles that were claimed; null: each block knows its own
+};
+
+struct ForwardArguments {
+  CUtensorMap q, k, v, out;  // boxes of 64 columns; rows: 64 of q and out, tile_kv of k and v
+  Problem p;
+  Rows values, results;  // v and out, for what TMA does not do
+  RowScalars lse;        // data may be null
+  float to_log2;         // takes q . k to a score in log2 units
+  Schedule schedule;
+};
+
+}  // namespace fovea::cuda::hopper

@@ -1,0 +1,28 @@
+// The kernel: one block an SM, one warpgroup that loads, two or three that compute.
+#pragma once
+
+#include "backend/cuda/hopper/forward/compute.cuh"
+#include "backend/cuda/hopper/forward/load.cuh"
+
+namespace fovea::cuda::hopper {
+
+template <typename Shape>
+__global__ void __launch_bounds__(Shape::kConfig.threads(), 1)
+    forward_kernel(const __grid_constant__ ForwardArguments a) {
+  constexpr ForwardConfig kC = Shape::kConfig;
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<Shared<Shape>*>(memory);
+  if (threadIdx.x == 0) shared.init();
+  __syncthreads();
+  // The same for all lanes, said so that addresses can be in uniform registers.
+  const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);
+  if (warpgroup == 0) {
+    ptx::give_registers<kC.giver>();
+    if (threadIdx.x == 0) Producer<Shape>(a, shared).run();
+  } else {
+    ptx::take_registers<kC.taker>();
+    Consumer<Shape>(a, shared, warpgroup - 1).run();
+  }
+}
+
+}  // namespace fovea::cuda::hopper

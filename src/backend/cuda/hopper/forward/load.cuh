@@ -1,0 +1,173 @@
+// The producer: one thread that decides which tile is next, tells the consumers, and asks TMA for
+// its Q, K and V.
+#pragma once
+
+#include "backend/cuda/hopper/forward/arguments.h"
+#include "backend/cuda/hopper/forward/shared.cuh"
+#include "backend/cuda/portable/geometry.cuh"
+#include "prim/cuda/ptx/tma.cuh"
+
+namespace fovea::cuda::hopper {
+
+template <typename Shape>
+class Producer {
+  static constexpr ForwardConfig kC = Shape::kConfig;
+  using S = Shared<Shape>;
+  // Tiles that went out of range before all others of this block are done safely at once.
+  static constexpr int kPatience = 2;
+
+ public:
+  __device__ __forceinline__ Producer(const ForwardArguments& a, S& s)
+      : a_(a), s_(s), k_(s.k_ring), v_(s.v_ring) {}
+
+  __device__ __forceinline__ void run() {
+    ptx::tma_prefetch_map(a_.q);
+    ptx::tma_prefetch_map(a_.k);
+    ptx::tma_prefetch_map(a_.v);
+    ptx::tma_prefetch_map(a_.out);
+    for (int count = 0;; ++count) {
+      const int slot = count % kSlots;
+      const bool any = find(count, s_.work[slot]);
+      if (!any) s_.work[slot].tile = -1;
+      ptx::mbarrier_arrive(ptx::shared_address(&s_.work_ring.full[slot]));
+      if (!any) return;
+      load(s_.work[slot], count);
+    }
+  }
+
+ private:
+  // V lags behind K by one block, as its use does.
+  __device__ __forceinline__ void load(const Work& work, int count) {
+    const int head_kv = work.head / a_.p.group, batch_at = work.batch_at;
+    const int last = work.kv_row + (work.end - 1) * kC.tile_kv;
+    int row = last;
+#pragma unroll 1
+    for (int left = work.end - work.begin; left > 0; --left) {
+      load_block<typename S::TileK>(k_, s_.k[k_.stage()], a_.k, {0, row, head_kv, batch_at});
+      if (row == last) {
+        load_queries(work, count);
+      } else {
+        load_block<typename S::TileV>(v_, s_.v[v_.stage()], a_.v,
+                                      {0, row + kC.tile_kv, head_kv, batch_at});
+      }
+      row -= kC.tile_kv;
+    }
+    if (row != last) {
+      load_block<typename S::TileV>(v_, s_.v[v_.stage()], a_.v,
+                                    {0, row + kC.tile_kv, head_kv, batch_at});
+    } else {
+      load_queries(work, count);  // that the count of the ring stays the count of tiles
+    }
+  }
+
+  template <typename Tile, typename Ring>
+  __device__ __forceinline__ void load_block(Ring& ring, unsigned char* to, const CUtensorMap& map,
+                                             ptx::BoxAt at) {
+    ring.acquire(Tile::kBytes);
+#pragma unroll
+    for (int panel = 0; panel < Tile::kPanels; ++panel) {
+      at.x = panel * tile::kPanelColumns;
+      ptx::tma_load(ptx::shared_address(to) + panel * Tile::kPanelBytes, map, at, ring.full(),
+                    ptx::Keep::kLastOut);
+    }
+    ring.advance();
+  }
+
+  __device__ __forceinline__ void load_queries(const Work& work, int count) {
+    using Tile = typename S::TileQ;
+#pragma unroll 1
+    for (int w = 0; w < kC.warpgroups; ++w) {
+      const uint32_t full = ptx::shared_address(s_.q_ring[w].full);
+      ptx::mbarrier_wait(ptx::shared_address(s_.q_ring[w].empty), count & 1 ^ 1);
+      ptx::mbarrier_arrive_expect(full, Tile::kBytes);
+#pragma unroll
+      for (int panel = 0; panel < Tile::kPanels; ++panel) {
+        ptx::tma_load(ptx::shared_address(s_.q[w]) + panel * Tile::kPanelBytes, a_.q,
+                      {panel * tile::kPanelColumns, work.q_row + work.row + w * kRowsOfWarpgroup,
+                       work.head, work.batch_at},
+                      full, ptx::Keep::kFirstOut);
+      }
+    }
+  }
+
+  // The tile of index `count` in this block: one that has to be done again, or a new one.
+  __device__ __forceinline__ bool find(int count, Work& work) {
+    const int slot = count % kSlots;
+    wait_for_slot(slot, (count / kSlots & 1) ^ 1);
+    if (take_failed(slot, work) || claim(work)) return true;
+    if (count == 0) return false;
+    // Only the tile before this one is still being worked on.
+    const int before = count - 1;
+    wait_for_slot(before % kSlots, before / kSlots & 1);
+    return take_failed(before % kSlots, work);
+  }
+
+  __device__ __forceinline__ void wait_for_slot(int slot, int parity) {
+    ptx::mbarrier_wait(ptx::shared_address(&s_.work_ring.empty[slot]), parity);
+  }
+
+  __device__ __forceinline__ bool take_failed(int slot, Work& work) {
+    const int care = static_cast<volatile int&>(s_.failed[slot]);
+    if (care == kBold) return false;
+    static_cast<volatile int&>(s_.failed[slot]) = kBold;
+    work = s_.work[slot];
+    work.care |= care;
+    if (++failures_ >= kPatience) usual_care_ = kSafe;
+    return true;
+  }
+
+  // The next tile that has rows. It is claimed as late as can be: the loads of the one before have
+  // all been asked for, so its computation is about to end.
+  __device__ __forceinline__ bool claim(Work& work) {
+    for (;;) {
+      const int tile = next();
+      if (tile >= a_.schedule.tiles) return false;
+      if (place(tile, work)) return true;
+    }
+  }
+
+  // With a ticket, whoever is first takes the next one. Without, rounds go to and fro over the
+  // blocks, so that who had a long tile in one has a short one in the next.
+  __device__ __forceinline__ int next() {
+    const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+    const int round = round_++;
+    if (round == 0) return block;
+    if (a_.schedule.ticket != nullptr) return blocks + atomicAdd(a_.schedule.ticket, 1);
+    return round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
+  }
+
+  __device__ __forceinline__ bool place(int tile, Work& work) const {
+    const Schedule& schedule = a_.schedule;
+    const int section_tiles = schedule.section_heads * schedule.row_tiles;
+    const int section = tile / section_tiles;
+    const int at = tile - section * section_tiles, first = section * schedule.section_heads;
+    const int heads = min(schedule.section_heads, schedule.heads - first);
+    const int back = at / heads;
+    const int head = first + at - back * heads;
+    work.tile = tile;
+    work.care = usual_care_;
+    work.b = head / a_.p.head_q;
+    work.head = head - work.b * a_.p.head_q;
+    work.row = (schedule.row_tiles - 1 - back) * kC.tile_q();
+    const Sequence s = sequence_at(a_.p, work.b);
+    if (work.row >= s.q_len) return false;
+    work.q_len = s.q_len;
+    work.kv_len = s.kv_len;
+    work.q_row = static_cast<int>(s.q_row);
+    work.kv_row = static_cast<int>(s.kv_row);
+    work.batch_at = s.batch_at;
+    const int last = min(work.row + kC.tile_q(), s.q_len) - 1;
+    const int begin = sight_of(a_.p, s, work.row).begin, end = sight_of(a_.p, s, last).end;
+    work.begin = begin / kC.tile_kv;
+    work.end = end > begin ? (end + kC.tile_kv - 1) / kC.tile_kv : work.begin;
+    return true;
+  }
+
+  const ForwardArguments& a_;
+  S& s_;
+  tile::Ring<kC.stages> k_, v_;
+  int round_ = 0;
+  int failures_ = 0, usual_care_ = kBold;
+};
+
+}  // namespace fovea::cuda::hopper

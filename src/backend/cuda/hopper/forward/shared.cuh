@@ -1,0 +1,67 @@
+// A block's shared memory: every buffer, every barrier, and what the producer tells the consumers
+// about the tile to work on.
+#pragma once
+
+#include "backend/cuda/hopper/forward/config.h"
+#include "prim/cuda/tile/ring.cuh"
+#include "prim/cuda/tile/swizzled.h"
+
+namespace fovea::cuda::hopper {
+
+// How carefully a tile is worked on. Most tiles are weighed by the largest score of their first
+// keys; where that went out of range they are done again with a running maximum, and where values
+// that are not finite met hidden keys, again without those values.
+enum Care : int { kBold = 0, kSafe = 1, kClean = 2 };
+
+// A tile of rows and the blocks of keys that they see.
+struct Work {
+  int tile;  // negative: there is none left
+  int care;
+  int b, head;
+  int row;                 // first, within the sequence
+  int q_len, kv_len;       // of the sequence
+  int q_row, kv_row;       // packed: the sequence's first
+  int batch_at;            // packed: 0
+  int begin, end;          // blocks of keys
+};
+
+// Two tiles at once: one that is finished and one that begins.
+inline constexpr int kSlots = 2;
+
+template <typename Shape>
+struct Shared {
+  static constexpr ForwardConfig kC = Shape::kConfig;
+  using TileQ = tile::SwizzledTile<kRowsOfWarpgroup, kC.dim_qk>;  // of a warpgroup
+  using TileK = tile::SwizzledTile<kC.tile_kv, kC.dim_qk>;
+  using TileV = tile::SwizzledTile<kC.tile_kv, kC.dim_v>;
+  using TileOut = tile::SwizzledTile<kRowsOfWarpgroup, kC.dim_v>;
+
+  alignas(tile::kTileAlignment) unsigned char q[kC.warpgroups][TileQ::kBytes];
+  unsigned char out[kC.warpgroups][TileOut::kBytes];
+  unsigned char k[kC.stages][TileK::kBytes];
+  unsigned char v[kC.stages][TileV::kBytes];
+
+  //                                   who fills it        who empties it
+  tile::RingBarriers<1> q_ring[kC.warpgroups];  // the loading thread   the warps of a warpgroup
+  tile::RingBarriers<kC.stages> k_ring;         // the loading thread   every computing warp
+  tile::RingBarriers<kC.stages> v_ring;         // the loading thread   every computing warp
+  tile::RingBarriers<kSlots> work_ring;         // the loading thread   every computing warp
+  Work work[kSlots];
+  int failed[kSlots];  // care that the tile of a slot needs and did not get
+
+  __device__ __forceinline__ void init() {
+    constexpr int kWarps = 4;
+    for (int w = 0; w < kC.warpgroups; ++w) q_ring[w].init(kWarps);
+    k_ring.init(kC.warpgroups * kWarps);
+    v_ring.init(kC.warpgroups * kWarps);
+    work_ring.init(kC.warpgroups * kWarps);
+    for (int slot = 0; slot < kSlots; ++slot) failed[slot] = kBold;
+    ptx::mbarrier_init_fence();
+  }
+};
+
+// Barriers of the hardware, besides those in shared memory: 1 .. hand the tensor cores from one
+// warpgroup to the next, the ones from kOwnBarrier on join the warps of a warpgroup.
+inline constexpr int kTurnBarrier = 1, kOwnBarrier = 5;
+
+}  // namespace fovea::cuda::hopper

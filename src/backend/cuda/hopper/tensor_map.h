@@ -1,0 +1,18 @@
+// Tensors as TMA is told about them.
+#pragma once
+
+#include <cuda.h>
+
+#include "fovea/tensor.h"
+
+namespace fovea::cuda::hopper {
+
+// Whether TMA takes a [batch, row, head, dim] tensor or its packed form [row, head, dim]: it is not
+// empty, and rows begin on 16 bytes and lie apart.
+bool takes_map(const TensorView& t);
+
+// A map of a tensor that is taken, as {dim, row, head, batch}, with boxes of 64 values of `rows`
+// rows in the 128-byte swizzle.
+CUresult encode_map(CUtensorMap& map, const TensorView& t, int rows);
+
+}  // namespace fovea::cuda::hopper

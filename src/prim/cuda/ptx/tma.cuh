@@ -1,0 +1,60 @@
+// TMA: boxes of a tensor of four dimensions between global and shared memory. Coordinates are in
+// elements, the innermost dimension first; what lies outside of the tensor reads as zero and is not
+// written.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace fovea::ptx {
+
+// How the L2 cache is to treat what is read.
+enum class Keep : uint64_t {
+  kFirstOut = 0x12F0000000000000,  // read once
+  kLastOut = 0x14F0000000000000,   // read by many
+};
+
+struct BoxAt {
+  int x, y, z, w;
+};
+
+__device__ __forceinline__ void tma_prefetch_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// Arrives at the barrier by the bytes of the box.
+__device__ __forceinline__ void tma_load(uint32_t shared, const CUtensorMap& map, BoxAt at,
+                                         uint32_t barrier, Keep keep) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared),
+      "l"(&map), "r"(barrier), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w),
+      "l"(static_cast<uint64_t>(keep))
+      : "memory");
+}
+
+__device__ __forceinline__ void tma_store(const CUtensorMap& map, BoxAt at, uint32_t shared) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+               ::"l"(&map), "r"(shared), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w)
+               : "memory");
+}
+
+__device__ __forceinline__ void tma_commit_stores() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Until this thread's stores have read shared memory.
+__device__ __forceinline__ void tma_wait_stores_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+// Until they have been written.
+__device__ __forceinline__ void tma_wait_stores() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+// Lets TMA and wgmma see what this thread wrote to shared memory.
+__device__ __forceinline__ void fence_async_shared() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+}  // namespace fovea::ptx
