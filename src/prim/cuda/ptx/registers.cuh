@@ -20,4 +20,11 @@ __device__ __forceinline__ void pin(float (&x)[kCount]) {
   for (int i = 0; i < kCount; ++i) pin(x[i]);
 }
 
+// The same value, of which the compiler does not know so: what is computed from it is computed here
+// and not kept in registers since earlier.
+__device__ __forceinline__ int renewed(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 }  // namespace fovea::ptx

@@ -9,12 +9,6 @@
 
 namespace fovea::ptx {
 
-// How the L2 cache is to treat what is read.
-enum class Keep : uint64_t {
-  kFirstOut = 0x12F0000000000000,  // read once
-  kLastOut = 0x14F0000000000000,   // read by many
-};
-
 struct BoxAt {
   int x, y, z, w;
 };
@@ -25,12 +19,11 @@ __device__ __forceinline__ void tma_prefetch_map(const CUtensorMap& map) {
 
 // Arrives at the barrier by the bytes of the box.
 __device__ __forceinline__ void tma_load(uint32_t shared, const CUtensorMap& map, BoxAt at,
-                                         uint32_t barrier, Keep keep) {
+                                         uint32_t barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared),
-      "l"(&map), "r"(barrier), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w),
-      "l"(static_cast<uint64_t>(keep))
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared),
+      "l"(&map), "r"(barrier), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w)
       : "memory");
 }
 

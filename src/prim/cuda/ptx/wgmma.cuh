@@ -55,8 +55,12 @@ __device__ __forceinline__ void wgmma_wait() {
 template <typename T, bool kFresh, int kCount>
 __device__ __forceinline__ void wgmma_ss(float (&d)[kCount], uint64_t da, uint64_t db) {
   constexpr bool kHalf = std::is_same_v<T, __half>;
-  static_assert(kCount == 64, "no such product yet");
-  if constexpr (kHalf) {
+  static_assert(kCount == 32 || kCount == 64, "no such product yet");
+  if constexpr (kCount == 32 && kHalf) {
+    FOVEA_WGMMA_SS("f16", "64", FOVEA_R32, "%32", "%33", "%34", FOVEA_32(d, 0));
+  } else if constexpr (kCount == 32) {
+    FOVEA_WGMMA_SS("bf16", "64", FOVEA_R32, "%32", "%33", "%34", FOVEA_32(d, 0));
+  } else if constexpr (kHalf) {
     FOVEA_WGMMA_SS("f16", "128", FOVEA_R64, "%64", "%65", "%66", FOVEA_32(d, 0), FOVEA_32(d, 32));
   } else {
     FOVEA_WGMMA_SS("bf16", "128", FOVEA_R64, "%64", "%65", "%66", FOVEA_32(d, 0), FOVEA_32(d, 32));

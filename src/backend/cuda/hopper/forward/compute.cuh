@@ -27,22 +27,34 @@ class Consumer {
         warpgroup_(warpgroup),
         k_(s.k_ring),
         v_(s.v_ring),
-        d_q_(tile::matrix_descriptor(ptx::shared_address(s.q[warpgroup]), 16)),
+        q_(s.q_ring[warpgroup]),
+        d_q_(tile::matrix_descriptor(ptx::shared_address(s.q[0][warpgroup]), 16)),
         d_k_(tile::matrix_descriptor(ptx::shared_address(s.k), 16)),
         d_v_(tile::matrix_descriptor(ptx::shared_address(s.v), TileV::kPanelBytes)) {}
 
   __device__ __forceinline__ void run() {
     // The first turn is the first warpgroup's.
-    if (warpgroup_ == kC.warpgroups - 1) ptx::barrier_arrive(kTurnBarrier, 2 * kWarpgroup);
+    if (warpgroup_ == kC.warpgroups - 1) give_turn();
     tile::Ring<kSlots> works(s_.work_ring);
-    for (int count = 0;; ++count) {
-      works.wait();
+    bool more = begin_tile(works);
+    ptx::wgmma_wait<0>();
+    ptx::pin(scores_);
+    while (more) {
       const Work& work = s_.work[works.stage()];
-      if (work.tile < 0) break;
-      run_tile(work, count, s_.failed[works.stage()]);
+      const bool clean = (work.care & kClean) != 0;
+      const RowsSeen seen = rows_seen(work);
+      add_blocks(work, seen);
+      ask_for_care(work.care, s_.failed[works.stage()]);
+      const Epilogue<Shape> epilogue(a_, s_, work, warpgroup_);
+      if (clean) epilogue.store_clean(softmax_, out_, work, seen);
       __syncwarp();
       if (lane() == 0) works.release();
       works.advance();
+      // Scores of the next tile, while outputs of this one are stored.
+      more = begin_tile(works);
+      if (!clean) epilogue.store(softmax_, out_);
+      ptx::wgmma_wait<0>();
+      ptx::pin(scores_);
     }
     if (thread() == 0) ptx::tma_wait_stores();
   }
@@ -51,75 +63,122 @@ class Consumer {
   static __device__ __forceinline__ int thread() { return threadIdx.x % kWarpgroup; }
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
 
-  __device__ __forceinline__ void run_tile(const Work& work, int count, int& failed) {
-    const int care = work.care;
-    const RowsSeen seen(a_.p, work, work.row + warpgroup_ * kRowsOfWarpgroup);
-    softmax_.start();
-#pragma unroll
-    for (int i = 0; i < kC.dim_v / 2; ++i) out_[i] = 0;
-    ptx::mbarrier_wait(ptx::shared_address(s_.q_ring[warpgroup_].full), count & 1);
-    int n = work.end - 1;
-    const int begin = work.begin;
-    if (n >= begin) {
-      first_block(seen, n);
-      // Blocks that some row does not see whole, and those until every row has a reference.
-      bool settled = seen.all_see_some(n * kTileKv, kTileKv);
-      for (--n; n >= begin && !(care == kBold && settled && seen.all(n * kTileKv, kTileKv)); --n) {
-        if (care & kClean) clean_values();
-        step<true>(seen, n);
-        settled |= seen.all_see_some(n * kTileKv, kTileKv);
-      }
-      if constexpr (kC.unroll == 2) {
-        for (; n > begin && seen.all((n - 1) * kTileKv, kTileKv); n -= 2) {
-          step<false>(seen, n);
-          step<false>(seen, n - 1);
-        }
-      }
-      for (; n >= begin && seen.all(n * kTileKv, kTileKv); --n) step<false>(seen, n);
-      for (; n >= begin; --n) step<true>(seen, n);
-    }
-    if (lane() == 0) ptx::mbarrier_arrive(ptx::shared_address(s_.q_ring[warpgroup_].empty));
-    if (work.end > begin) {
-      if (care & kClean) clean_values();
-      last_block();
-    }
-    softmax_.finish();
-    const int needed = softmax_.needed_care(out_) & ~care;
-    if (__any_sync(0xffffffffu, needed != 0)) {
-      const bool range = __any_sync(0xffffffffu, (needed & kSafe) != 0);
-      if (lane() == 0) atomicOr(&failed, range ? kSafe : kSafe | kClean);
-    }
-    Epilogue<Shape>(a_, s_, work, warpgroup_).store(softmax_, out_, seen);
+  __device__ __forceinline__ RowsSeen rows_seen(const Work& work) const {
+    return {a_.p, work, work.row + warpgroup_ * kRowsOfWarpgroup};
   }
 
-  // Scores alone: there are no weights yet.
-  __device__ __forceinline__ void first_block(const RowsSeen& seen, int n) {
-    k_.wait();
+  // Asks for the scores of a tile's first block; whether there is a tile. Where there is not, or no
+  // block, the product is asked for all the same and means nothing: were it conditional, the compiler
+  // would wait for it at once.
+  __device__ __forceinline__ bool begin_tile(const tile::Ring<kSlots>& works) {
+    works.wait();
+    const Work& work = s_.work[works.stage()];
+    const bool more = work.tile >= 0;
+    if (more) {
+      q_.wait();
+      const int end = end_of_blocks(work, rows_seen(work));
+      leave_out(k_, work.end - end);
+      if (end > work.begin) k_.wait();
+    }
     ptx::wgmma_fence();
     ptx::pin(scores_);
     issue_scores();
-    ptx::wgmma_wait<0>();
-    ptx::pin(scores_);
+    return more;
+  }
+
+  // From the scores of the first block to the sums over all of them.
+  __device__ __forceinline__ void add_blocks(const Work& work, const RowsSeen& seen) {
+    const int begin = work.begin, care = work.care;
+    int n = end_of_blocks(work, seen) - 1;
+    leave_out(v_, work.end - 1 - n);
+    softmax_.start();
+#pragma unroll
+    for (int i = 0; i < kC.dim_v / 2; ++i) out_[i] = 0;
+    if (n < begin) {
+      release_queries();
+      softmax_.finish();
+      return;
+    }
     if (lane() == 0) k_.release();
     k_.advance();
     seen.hide(scores_, n * kTileKv, kTileKv);
     softmax_.look(scores_, a_.to_log2);
     softmax_.weigh(scores_, a_.to_log2);
     pack_weights();
+    // Blocks that every row sees whole, once each has a reference, are weighed without a look.
+    bool settled = seen.all_see_some(n * kTileKv, kTileKv);
+    const auto is_bold = [&](int block) {
+      return block >= begin && care == kBold && settled && seen.all(block * kTileKv, kTileKv);
+    };
+    --n;
+    while (n >= begin) {
+      for (; n >= begin && !is_bold(n); --n) {
+        if (care & kClean) clean_values();
+        step<true>(seen, n);
+        settled |= seen.all_see_some(n * kTileKv, kTileKv);
+      }
+      if constexpr (kC.unroll == 2) {
+        for (; is_bold(n) && is_bold(n - 1); n -= 2) {
+          step<false>(seen, n);
+          step<false>(seen, n - 1);
+        }
+      }
+      for (; is_bold(n); --n) step<false>(seen, n);
+    }
+    release_queries();
+    if (care & kClean) clean_values();
+    last_block();
+    softmax_.finish();
+  }
+
+  __device__ __forceinline__ void wait_for_turn() const {
+    if constexpr (kC.turns) ptx::barrier_sync(kTurnBarrier + warpgroup_, 2 * kWarpgroup);
+  }
+  __device__ __forceinline__ void give_turn() const {
+    if constexpr (kC.turns) {
+      ptx::barrier_arrive(kTurnBarrier + (warpgroup_ + 1) % kC.warpgroups, 2 * kWarpgroup);
+    }
+  }
+
+  // The end of the blocks that this warpgroup works on.
+  __device__ __forceinline__ int end_of_blocks(const Work& work, const RowsSeen& seen) const {
+    if constexpr (kC.turns) return work.end;
+    return max(min(work.end, (seen.any_end() + kTileKv - 1) / kTileKv), work.begin);
+  }
+  template <typename Ring>
+  static __device__ __forceinline__ void leave_out(Ring& ring, int blocks) {
+#pragma unroll 1
+    for (; blocks > 0; --blocks) {
+      ring.wait();
+      if (lane() == 0) ring.release();
+      ring.advance();
+    }
+  }
+
+  __device__ __forceinline__ void release_queries() {
+    if (lane() == 0) q_.release();
+    q_.advance();
+  }
+
+  __device__ __forceinline__ void ask_for_care(int care, int& failed) const {
+    const int needed = softmax_.needed_care(out_) & ~care;
+    if (!__any_sync(0xffffffffu, needed != 0)) return;
+    const bool range = __any_sync(0xffffffffu, (needed & kSafe) != 0);
+    if (lane() == 0) atomicOr(&failed, range ? kSafe : kSafe | kClean);
   }
 
   // Scores of block n, while the values of the block before it are added.
   template <bool kCareful>
   __device__ __forceinline__ void step(const RowsSeen& seen, int n) {
     k_.wait();
-    ptx::barrier_sync(kTurnBarrier + warpgroup_, 2 * kWarpgroup);
+    wait_for_turn();
     ptx::wgmma_fence();
     ptx::pin(scores_);
     issue_scores();
     v_.wait();
     ptx::wgmma_fence();
     issue_values();
-    ptx::barrier_arrive(kTurnBarrier + (warpgroup_ + 1) % kC.warpgroups, 2 * kWarpgroup);
+    give_turn();
     ptx::wgmma_wait<1>();
     ptx::pin(scores_);
     if (lane() == 0) k_.release();
@@ -154,10 +213,11 @@ class Consumer {
 
   __device__ __forceinline__ void issue_scores() {
     const uint64_t k = d_k_ + tile::descriptor_step(k_.stage() * TileK::kBytes);
-    ptx::wgmma_ss<T, true>(scores_, d_q_, k);
+    const uint64_t q = d_q_ + tile::descriptor_step(q_.stage() * int{sizeof(s_.q[0])});
+    ptx::wgmma_ss<T, true>(scores_, q, k);
 #pragma unroll
     for (int step = 1; step < kC.dim_qk / 16; ++step) {
-      ptx::wgmma_ss<T, false>(scores_, d_q_ + tile::step_of_columns<TileQ>(step),
+      ptx::wgmma_ss<T, false>(scores_, q + tile::step_of_columns<TileQ>(step),
                               k + tile::step_of_columns<TileK>(step));
     }
     ptx::wgmma_commit();
@@ -208,6 +268,7 @@ class Consumer {
   S& s_;
   const int warpgroup_;
   tile::Ring<kC.stages> k_, v_;
+  tile::Ring<kSlots> q_;
   const uint64_t d_q_, d_k_, d_v_;
   float scores_[kTileKv / 2], out_[kC.dim_v / 2];
   uint32_t weights_[kTileKv / 4];

@@ -12,28 +12,31 @@ struct ForwardConfig {
   int dim_qk, dim_v;  // padded
   int warpgroups;     // that compute; one more loads
   int tile_kv;
-  int stages;            // of K and of V in shared memory
-  int unroll;            // blocks of keys a turn of the bare loop
-  int giver, taker;      // registers of a thread that loads, that computes
+  int stages;  // of K and of V in shared memory
+  int unroll;  // blocks of keys a turn of the bare loop
+  // Warpgroups take turns at asking for products. Otherwise each goes at its own pace, and leaves out
+  // the first blocks where its rows see nothing of them.
+  bool turns;
 
   constexpr int tile_q() const { return kRowsOfWarpgroup * warpgroups; }
   constexpr int threads() const { return kWarpgroup * (warpgroups + 1); }
-  // What setmaxnreg may hand out.
-  constexpr bool registers_fit() const {
-    return kWarpgroup * (giver + warpgroups * taker) <= kRegistersOfSm && giver % 8 == 0 &&
-           taker % 8 == 0;
+
+  // Registers of a thread: all begin with the same number, then the warpgroup of the one thread that
+  // loads gives most of its own to the others. setmaxnreg takes multiples of eight.
+  constexpr int registers() const { return kRegistersOfSm / threads() / 8 * 8; }
+  constexpr int giver() const { return warpgroups == 2 ? 40 : 32; }
+  constexpr int taker() const {
+    return (registers() * (warpgroups + 1) - giver()) / warpgroups / 8 * 8;
   }
 };
 
-// Measured choices are in tiles.h; this is the arithmetic they have to satisfy.
-template <typename T, int kDimQk, int kDimV, int kWarpgroups>
+// A configuration as a type: what kernels are instantiated with.
+template <typename T, int kDimQk, int kDimV, int kWarpgroups, int kTileKv, int kUnroll = 1,
+          int kStages = 2, bool kTurns = true>
 struct ForwardShape {
   using Element = T;
   static constexpr ForwardConfig kConfig = {
-      kDimQk, kDimV, kWarpgroups,           128,
-      2,      kWarpgroups == 2 ? 2 : 1,     kWarpgroups == 2 ? 40 : 32,
-      kWarpgroups == 2 ? 232 : 160};
-  static_assert(kConfig.registers_fit());
+      kDimQk, kDimV, kWarpgroups, kTileKv, kStages, kUnroll, kTurns};
 };
 
 }  // namespace fovea::cuda::hopper

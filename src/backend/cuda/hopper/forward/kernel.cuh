@@ -16,12 +16,12 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1)
   __syncthreads();
   // The same for all lanes, said so that addresses can be in uniform registers.
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);
-  if (warpgroup == 0) {
-    ptx::give_registers<kC.giver>();
-    if (threadIdx.x == 0) Producer<Shape>(a, shared).run();
+  if (warpgroup == kC.warpgroups) {
+    ptx::give_registers<kC.giver()>();
+    if (threadIdx.x == kC.warpgroups * kWarpgroup) Producer<Shape>(a, shared).run();
   } else {
-    ptx::take_registers<kC.taker>();
-    Consumer<Shape>(a, shared, warpgroup - 1).run();
+    ptx::take_registers<kC.taker()>();
+    Consumer<Shape>(a, shared, warpgroup).run();
   }
 }
 

@@ -67,26 +67,27 @@ class Producer {
 #pragma unroll
     for (int panel = 0; panel < Tile::kPanels; ++panel) {
       at.x = panel * tile::kPanelColumns;
-      ptx::tma_load(ptx::shared_address(to) + panel * Tile::kPanelBytes, map, at, ring.full(),
-                    ptx::Keep::kLastOut);
+      ptx::tma_load(ptx::shared_address(to) + panel * Tile::kPanelBytes, map, at, ring.full());
     }
     ring.advance();
   }
 
+  // Each warpgroup has its own ring, for one may be a tile ahead of another.
   __device__ __forceinline__ void load_queries(const Work& work, int count) {
     using Tile = typename S::TileQ;
+    const int slot = count % kSlots, parity = count / kSlots & 1;
+    ptx::BoxAt at = {0, work.q_row + work.row, work.head, work.batch_at};
 #pragma unroll 1
     for (int w = 0; w < kC.warpgroups; ++w) {
-      const uint32_t full = ptx::shared_address(s_.q_ring[w].full);
-      ptx::mbarrier_wait(ptx::shared_address(s_.q_ring[w].empty), count & 1 ^ 1);
+      const uint32_t full = ptx::shared_address(&s_.q_ring[w].full[slot]);
+      ptx::mbarrier_wait(ptx::shared_address(&s_.q_ring[w].empty[slot]), parity ^ 1);
       ptx::mbarrier_arrive_expect(full, Tile::kBytes);
 #pragma unroll
       for (int panel = 0; panel < Tile::kPanels; ++panel) {
-        ptx::tma_load(ptx::shared_address(s_.q[w]) + panel * Tile::kPanelBytes, a_.q,
-                      {panel * tile::kPanelColumns, work.q_row + work.row + w * kRowsOfWarpgroup,
-                       work.head, work.batch_at},
-                      full, ptx::Keep::kFirstOut);
+        at.x = panel * tile::kPanelColumns;
+        ptx::tma_load(ptx::shared_address(s_.q[slot][w]) + panel * Tile::kPanelBytes, a_.q, at, full);
       }
+      at.y += kRowsOfWarpgroup;
     }
   }
 
@@ -110,10 +111,18 @@ class Producer {
     const int care = static_cast<volatile int&>(s_.failed[slot]);
     if (care == kBold) return false;
     static_cast<volatile int&>(s_.failed[slot]) = kBold;
-    work = s_.work[slot];
+    copy(work, s_.work[slot]);
     work.care |= care;
-    if (++failures_ >= kPatience) usual_care_ = kSafe;
+    ++s_.failures;
     return true;
+  }
+
+  // Word by word, for want of registers.
+  static __device__ __forceinline__ void copy(Work& to, const Work& from) {
+#pragma unroll 1
+    for (int i = 0; i < static_cast<int>(sizeof(Work) / sizeof(int)); ++i) {
+      reinterpret_cast<int*>(&to)[i] = reinterpret_cast<const int*>(&from)[i];
+    }
   }
 
   // The next tile that has rows. It is claimed as late as can be: the loads of the one before have
@@ -145,7 +154,7 @@ class Producer {
     const int back = at / heads;
     const int head = first + at - back * heads;
     work.tile = tile;
-    work.care = usual_care_;
+    work.care = s_.failures < kPatience ? kBold : kSafe;
     work.b = head / a_.p.head_q;
     work.head = head - work.b * a_.p.head_q;
     work.row = (schedule.row_tiles - 1 - back) * kC.tile_q();
@@ -167,7 +176,6 @@ class Producer {
   S& s_;
   tile::Ring<kC.stages> k_, v_;
   int round_ = 0;
-  int failures_ = 0, usual_care_ = kBold;
 };
 
 }  // namespace fovea::cuda::hopper

@@ -2,25 +2,38 @@
 #include "backend/cuda/hopper/forward/plan.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace fovea::cuda::hopper {
 namespace {
 
-// Three warpgroups hide more of each other's softmax than two; what a row takes with two, to one
-// with three (H200, head dim 64).
-constexpr double kTwoWarpgroups = 1.12;
-// Blocks of keys that all blocks of the GPU together work on before a ticket pays for its memset.
-constexpr int64_t kTicketBlocks = 40;  // an SM
+// What a row and key take with a kernel, to one of the fastest for its head dims: more warpgroups hide
+// more of each other's softmax.
+double slowness(const ForwardConfig& c) { return c.warpgroups == 2 && c.dim_v <= 64 ? 1.18 : 1.0; }
+// What a tile takes besides, in keys.
+constexpr double kTileKeys = 256;
+// Blocks of keys an SM works on before a ticket pays for its memset.
+constexpr int64_t kTicketBlocks = 40;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// What a problem takes with a kernel, in rows that one SM works on.
+// Whether rows see different numbers of keys.
+bool unequal(const AttentionProblem& p) { return p.mask.right >= 0; }
+
+// What a problem takes with a kernel, in rows times keys of one SM.
 double cost(const AttentionProblem& p, const ForwardConfig& c, const GpuInfo& gpu) {
-  const int64_t tiles = ceil_div(p.q_len, c.tile_q()) * p.head_q * p.batch;
-  const double waves = tiles >= 4 * gpu.sm_count
-                           ? static_cast<double>(tiles) / gpu.sm_count
-                           : static_cast<double>(ceil_div(tiles, gpu.sm_count));
-  return waves * c.tile_q() * (c.warpgroups == 2 ? kTwoWarpgroups : 1.0);
+  const int64_t row_tiles = ceil_div(p.q_len, c.tile_q()), heads = p.head_q * p.batch;
+  const double tile_q = c.tile_q(), tiles_of_sm = static_cast<double>(row_tiles * heads) / gpu.sm_count;
+  const auto kv_len = static_cast<double>(p.kv_len);
+  // Equal tiles come in waves. Unequal ones fill gaps, but the longest has to be waited for.
+  double keys = kv_len, tiles = tiles_of_sm;
+  if (unequal(p)) {
+    keys = std::max(kv_len - static_cast<double>(p.q_len) / 2, kv_len / 2) + tile_q / 2;
+    tiles = std::max(tiles_of_sm, kv_len / keys);
+  } else if (tiles_of_sm < 4) {
+    tiles = std::ceil(tiles_of_sm);
+  }
+  return tiles * tile_q * (keys + kTileKeys) * slowness(c);
 }
 
 const ForwardKernel* find_kernel(const AttentionProblem& p, const GpuInfo& gpu) {
@@ -38,13 +51,16 @@ const ForwardKernel* find_kernel(const AttentionProblem& p, const GpuInfo& gpu) 
   return best;
 }
 
-// Heads whose K and V stay in the cache while a section is worked on.
+// Heads whose K and V stay in the cache while a section is worked on (H200, causal: a third of it
+// gave 598 TFLOP/s at 4096 keys of 128, a half 556).
 int64_t section_heads(const AttentionProblem& p, const GpuInfo& gpu) {
-  const bool unequal = p.mask.right >= 0;  // rows differ in length
-  if (!unequal) return 1;
+  if (!unequal(p)) return 1;
   const int64_t bytes = p.kv_len * (p.dim_qk + p.dim_v) * int64_t{2} / (p.head_q / p.head_kv);
-  const int64_t fit = gpu.l2_bytes / 2 / std::max<int64_t>(1, bytes);
-  return std::clamp<int64_t>(fit, 1, p.batch * p.head_q);
+  const int64_t fit = gpu.l2_bytes / 3 / std::max<int64_t>(1, bytes);
+  // A power of two, that most numbers of heads are divided without a rest.
+  int64_t heads = 1;
+  while (2 * heads <= fit && heads < p.batch * p.head_q) heads *= 2;
+  return heads;
 }
 
 }  // namespace
@@ -59,10 +75,10 @@ ForwardPlan plan_forward(const AttentionProblem& p, const GpuInfo& gpu) {
   plan.row_tiles = static_cast<int>(row_tiles);
   plan.section_heads = static_cast<int>(section_heads(p, gpu));
   plan.blocks = static_cast<int>(std::min<int64_t>(tiles, gpu.sm_count));
-  const bool unequal = p.mask.right >= 0 || p.layout == Layout::kPacked ||
-                       has(p.features, Feature::kKeyLengths);
+  const bool uneven = unequal(p) || p.layout == Layout::kPacked ||
+                      has(p.features, Feature::kKeyLengths);
   plan.ticket =
-      unequal && tiles * ceil_div(p.kv_len, c.tile_kv) > kTicketBlocks * gpu.sm_count;
+      uneven && tiles * ceil_div(p.kv_len, c.tile_kv) > kTicketBlocks * gpu.sm_count;
   return plan;
 }
 

@@ -23,6 +23,9 @@ class RowsSeen {
     return key + count > all_begin_ && key < all_end_;
   }
 
+  // The end of the keys that any row sees.
+  __device__ __forceinline__ int any_end() const { return sight(row_ + kRowsOfWarpgroup - 1).end; }
+
   // Makes the scores of keys that a row does not see -inf, whatever they were.
   template <int kCount>
   __device__ __forceinline__ void hide(float (&scores)[kCount], int key, int count) const {

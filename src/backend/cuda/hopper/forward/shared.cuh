@@ -36,18 +36,19 @@ struct Shared {
   using TileV = tile::SwizzledTile<kC.tile_kv, kC.dim_v>;
   using TileOut = tile::SwizzledTile<kRowsOfWarpgroup, kC.dim_v>;
 
-  alignas(tile::kTileAlignment) unsigned char q[kC.warpgroups][TileQ::kBytes];
+  alignas(tile::kTileAlignment) unsigned char q[kSlots][kC.warpgroups][TileQ::kBytes];
   unsigned char out[kC.warpgroups][TileOut::kBytes];
   unsigned char k[kC.stages][TileK::kBytes];
   unsigned char v[kC.stages][TileV::kBytes];
 
   //                                   who fills it        who empties it
-  tile::RingBarriers<1> q_ring[kC.warpgroups];  // the loading thread   the warps of a warpgroup
+  tile::RingBarriers<kSlots> q_ring[kC.warpgroups];  // the loading thread   the warps of a warpgroup
   tile::RingBarriers<kC.stages> k_ring;         // the loading thread   every computing warp
   tile::RingBarriers<kC.stages> v_ring;         // the loading thread   every computing warp
   tile::RingBarriers<kSlots> work_ring;         // the loading thread   every computing warp
   Work work[kSlots];
   int failed[kSlots];  // care that the tile of a slot needs and did not get
+  int failures;        // tiles that were done again; the producer's, which has few registers
 
   __device__ __forceinline__ void init() {
     constexpr int kWarps = 4;
@@ -56,6 +57,7 @@ struct Shared {
     v_ring.init(kC.warpgroups * kWarps);
     work_ring.init(kC.warpgroups * kWarps);
     for (int slot = 0; slot < kSlots; ++slot) failed[slot] = kBold;
+    failures = 0;
     ptx::mbarrier_init_fence();
   }
 };

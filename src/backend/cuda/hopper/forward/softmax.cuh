@@ -115,10 +115,10 @@ struct Softmax {
   template <int kCount>
   __device__ __forceinline__ int needed_care(const float (&out)[kCount]) const {
     if (!(sum[0] < kMostSum && sum[1] < kMostSum)) return kSafe | kClean;
-    float zero = 0;  // NaN when an output is not finite
+    float zero[4] = {0, 0, 0, 0};  // NaN when an output is not finite
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) zero = fmaf(out[i], 0.0f, zero);
-    return zero == 0 ? kBold : kClean;
+    for (int i = 0; i < kCount; ++i) zero[i % 4] = fmaf(out[i], 0.0f, zero[i % 4]);
+    return (zero[0] + zero[1]) + (zero[2] + zero[3]) == 0 ? kBold : kClean;
   }
 
  private:

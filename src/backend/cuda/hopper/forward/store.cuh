@@ -17,86 +17,116 @@ class Epilogue {
   using Tile = typename Shared<Shape>::TileOut;
 
  public:
+  // Takes what it needs of `work`, which may change afterwards.
   __device__ __forceinline__ Epilogue(const ForwardArguments& a, Shared<Shape>& s, const Work& work,
                                       int warpgroup)
       : a_(a),
-        work_(work),
         warpgroup_(warpgroup),
-        row_(work.row + warpgroup * kRowsOfWarpgroup),
-        rows_(min(work.q_len - row_, kRowsOfWarpgroup)),
+        head_(work.head),
+        batch_at_(work.batch_at),
+        rows_(min(work.q_len - work.row - warpgroup * kRowsOfWarpgroup, kRowsOfWarpgroup)),
+        row_(work.q_row + work.row + warpgroup * kRowsOfWarpgroup),
+        again_(work.care != kBold),
         s_out_(ptx::shared_address(s.out[warpgroup])) {}
 
-  __device__ __forceinline__ void store(const Softmax& softmax, const float (&out)[kC.dim_v / 2],
-                                        const RowsSeen& seen) {
+  __device__ __forceinline__ void store(const Softmax& softmax,
+                                        const float (&out)[kC.dim_v / 2]) const {
     if (rows_ <= 0) return;
-    float inverse[2];
+    const Rescaled rescaled = with_sink(softmax);
+    stage(out, rescaled);
+    // A box past the sequence is cut off by the tensor's end, unless another sequence follows.
+    const bool by_tma = a_.p.cu_q == nullptr || rows_ == kRowsOfWarpgroup;
+    if (by_tma) ptx::fence_async_shared();
+    join();
+    if (by_tma) {
+      if (thread() == 0) store_by_tma();
+    } else {
+      store_rows();
+    }
+    store_lse(rescaled);
+  }
+
+  // The same of values that were freed of what is not finite: that goes to the rows that see it.
+  __device__ __forceinline__ void store_clean(const Softmax& softmax,
+                                              const float (&out)[kC.dim_v / 2], const Work& work,
+                                              const RowsSeen& seen) const {
+    if (rows_ <= 0) return;
+    const Rescaled rescaled = with_sink(softmax);
+    stage(out, rescaled);
+    join();
+    store_rows();
+    store_lse(rescaled);
+    join();
+    add_nonfinite(work, seen);
+  }
+
+ private:
+  // A lane's two rows: their softmax, and what their outputs are to be multiplied by.
+  struct Rescaled {
+    float reference[2], sum[2], factor[2];
+  };
+
+  static __device__ __forceinline__ int thread() { return threadIdx.x % kWarpgroup; }
+  static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+  static __device__ __forceinline__ int warp() { return thread() / 32; }
+  __device__ __forceinline__ void join() const {
+    ptx::barrier_sync(kOwnBarrier + warpgroup_, kWarpgroup);
+  }
+
+  // A sink is a key with no value.
+  __device__ __forceinline__ Rescaled with_sink(const Softmax& softmax) const {
+    Rescaled r;
+    float sink = Softmax::kNone;
+    if (a_.p.sink != nullptr) sink = a_.p.sink[head_ * a_.p.sink_head] * kLog2e;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) inverse[half] = finish_row(softmax, half);
+    for (int half = 0; half < 2; ++half) {
+      r.reference[half] = softmax.reference[half];
+      r.sum[half] = softmax.sum[half];
+      r.factor[half] = 1;
+      if (sink != Softmax::kNone) {
+        const float top = fmaxf(softmax.reference[half], sink);
+        r.factor[half] = ptx::exp2_approx(softmax.reference[half] - top);
+        r.sum[half] = r.sum[half] * r.factor[half] + ptx::exp2_approx(sink - top);
+        r.reference[half] = top;
+      }
+      r.factor[half] = r.sum[half] == 0 ? 0.0f : __fdividef(r.factor[half], r.sum[half]);
+    }
+    return r;
+  }
+
+  __device__ __forceinline__ void store_lse(const Rescaled& r) const {
+    if (a_.lse.data == nullptr || lane() % 4 != 0) return;
+    const int row = 16 * warp() + lane() / 4;
+    float* const to = a_.lse.data + batch_at_ * a_.lse.batch + head_ * a_.lse.head +
+                      (int64_t{row_} + row) * a_.lse.row;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float lse = (r.reference[half] + __log2f(r.sum[half])) * kLn2;
+      if (row + 8 * half < rows_) to[8 * half * a_.lse.row] = r.sum[half] == 0 ? Softmax::kNone : lse;
+    }
+  }
+
+  __device__ __forceinline__ void stage(const float (&out)[kC.dim_v / 2],
+                                        const Rescaled& rescaled) const {
     // The tile before has to be out of the buffer; what is done again, out of the way of itself.
     if (thread() == 0) {
-      if (work_.care != kBold) {
+      if (again_) {
         ptx::tma_wait_stores();
       } else {
         ptx::tma_wait_stores_read();
       }
     }
-    ptx::barrier_sync(kOwnBarrier + warpgroup_, kWarpgroup);
-    stage(out, inverse);
-    // A box past the sequence is cut off by the tensor's end, unless another sequence follows.
-    const bool by_tma = (a_.p.cu_q == nullptr || rows_ == kRowsOfWarpgroup) &&
-                        (work_.care & kClean) == 0;
-    if (by_tma) ptx::fence_async_shared();
-    ptx::barrier_sync(kOwnBarrier + warpgroup_, kWarpgroup);
-    if (by_tma) {
-      if (thread() == 0) store_by_tma();
-      return;
-    }
-    store_rows();
-    if ((work_.care & kClean) != 0) {
-      ptx::barrier_sync(kOwnBarrier + warpgroup_, kWarpgroup);
-      add_nonfinite(seen);
-    }
-  }
-
- private:
-  static __device__ __forceinline__ int thread() { return threadIdx.x % kWarpgroup; }
-  static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
-  static __device__ __forceinline__ int warp() { return thread() / 32; }
-
-  // Writes lse; what the row's outputs are to be multiplied by.
-  __device__ __forceinline__ float finish_row(const Softmax& softmax, int half) const {
-    const int row = 16 * warp() + lane() / 4 + 8 * half;
-    float reference = softmax.reference[half], sum = softmax.sum[half], scale = 1;
-    if (a_.p.sink != nullptr) {
-      // A sink is a key with no value.
-      const float sink = a_.p.sink[work_.head * a_.p.sink_head] * kLog2e;
-      const float top = fmaxf(reference, sink);
-      if (top != Softmax::kNone) {
-        scale = ptx::exp2_approx(reference - top);
-        sum = sum * scale + ptx::exp2_approx(sink - top);
-        reference = top;
-      }
-    }
-    if (a_.lse.data != nullptr && lane() % 4 == 0 && row < rows_) {
-      a_.lse.data[work_.batch_at * a_.lse.batch + work_.head * a_.lse.head +
-                  (int64_t{work_.q_row} + row_ + row) * a_.lse.row] =
-          sum == 0 ? Softmax::kNone : (reference + log2f(sum)) * kLn2;
-    }
-    return sum == 0 ? 0.0f : scale / sum;
-  }
-
-  __device__ __forceinline__ void stage(const float (&out)[kC.dim_v / 2],
-                                        const float (&inverse)[2]) const {
-    const int row = 16 * warp() + lane() % 16;
+    join();
+    const int at = ptx::renewed(thread()), row = at / 32 * 16 + at % 16;
 #pragma unroll
     for (int step = 0; step < kC.dim_v / 16; ++step) {
       uint32_t words[4];
 #pragma unroll
       for (int x = 0; x < 4; ++x) {
-        const float f = inverse[x % 2];
+        const float f = rescaled.factor[x % 2];
         words[x] = ptx::pack<T>(out[8 * step + 2 * x] * f, out[8 * step + 2 * x + 1] * f);
       }
-      ptx::stmatrix_x4(s_out_ + Tile::offset(row, 2 * step + lane() / 16), words);
+      ptx::stmatrix_x4(s_out_ + Tile::offset(row, 2 * step + at % 32 / 16), words);
     }
   }
 
@@ -104,15 +134,15 @@ class Epilogue {
 #pragma unroll
     for (int panel = 0; panel < Tile::kPanels; ++panel) {
       ptx::tma_store(a_.out,
-                     {panel * tile::kPanelColumns, work_.q_row + row_, work_.head, work_.batch_at},
+                     {panel * tile::kPanelColumns, row_, head_, batch_at_},
                      s_out_ + panel * Tile::kPanelBytes);
     }
     ptx::tma_commit_stores();
   }
 
   __device__ __forceinline__ T* out_row(int row) const {
-    return static_cast<T*>(a_.results.data) + work_.batch_at * a_.results.batch +
-           work_.head * a_.results.head + (int64_t{work_.q_row} + row_ + row) * a_.results.row;
+    return static_cast<T*>(a_.results.data) + batch_at_ * a_.results.batch +
+           head_ * a_.results.head + (int64_t{row_} + row) * a_.results.row;
   }
 
   __device__ __forceinline__ void store_rows() const {
@@ -127,13 +157,12 @@ class Epilogue {
     }
   }
 
-  // Values that are not finite were left out: they go to every row that sees them.
-  __device__ __forceinline__ void add_nonfinite(const RowsSeen& seen) const {
-    const T* const v = static_cast<const T*>(a_.values.data) + work_.batch_at * a_.values.batch +
-                       work_.head / a_.p.group * a_.values.head + work_.kv_row * a_.values.row;
-    const int end = min(work_.end * kC.tile_kv, work_.kv_len);
+  __device__ __forceinline__ void add_nonfinite(const Work& work, const RowsSeen& seen) const {
+    const T* const v = static_cast<const T*>(a_.values.data) + work.batch_at * a_.values.batch +
+                       work.head / a_.p.group * a_.values.head + work.kv_row * a_.values.row;
+    const int end = min(work.end * kC.tile_kv, work.kv_len);
     for (int d = thread(); d < a_.p.dim_v; d += kWarpgroup) {
-      for (int key = work_.begin * kC.tile_kv; key < end; ++key) {
+      for (int key = work.begin * kC.tile_kv; key < end; ++key) {
         const float x = ptx::to_float(v[key * a_.values.row + d]);
         if (x - x == 0) continue;
         for (int row = 0; row < rows_; ++row) {
@@ -146,8 +175,10 @@ class Epilogue {
   }
 
   const ForwardArguments& a_;
-  const Work& work_;
-  const int warpgroup_, row_, rows_;
+  const int warpgroup_, head_, batch_at_;
+  const int rows_;    // of this warpgroup that exist
+  const int row_;     // the first, of the tensor
+  const bool again_;  // outputs may be on their way to the same place
   const uint32_t s_out_;
 };
 
