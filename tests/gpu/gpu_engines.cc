@@ -1,6 +1,6 @@
-// The engines of the gpu rung: those of the machine's first GPU, and the same as if it were so
-// small that every problem of a test fills it, for small and large problems go to different
-// kernels.
+// The engines of the gpu rung: what the machine's first GPU prefers, and the portable engine, which
+// takes everything; and the same as if the GPU were so small that every problem of a test fills it,
+// for small and large problems go to different kernels.
 #include <cstdio>
 
 #include "support/engines.h"
@@ -8,7 +8,10 @@
 namespace fovea::test {
 
 std::vector<Engine> fast_engines() {
-  return {{"portable", "", Device::cuda(0), ""}, {"portable", "", Device::cuda(0), "1"}};
+  return {{"best", "", Device::cuda(0), ""},
+          {"best", "", Device::cuda(0), "1"},
+          {"portable", "", Device::cuda(0), ""},
+          {"portable", "", Device::cuda(0), "1"}};
 }
 
 std::vector<Engine> every_engine() { return fast_engines(); }

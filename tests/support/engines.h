@@ -20,7 +20,7 @@
 namespace fovea::test {
 
 struct Engine {
-  std::string backend;  // "reference", "cpu", "portable"
+  std::string backend;  // "reference", "cpu", "portable"; "best": whichever the plan prefers
   std::string isa;      // "avx2"; empty where the backend knows none
   Device device = Device::cpu();
   std::string sms{};  // multiprocessors that plans count on; empty: the GPU's

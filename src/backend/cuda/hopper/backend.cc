@@ -79,6 +79,7 @@ class HopperKernel : public BoundKernel {
     a.schedule.section_heads = plan_.section_heads;
     a.schedule.row_tiles = plan_.row_tiles;
     a.schedule.tiles = plan_.row_tiles * a.schedule.heads;
+    a.schedule.turns = plan_.turns;
     const CurrentDevice current(device_);
     if (Status s = to_status(current.error(), "forward: choosing the device"); !s.ok()) return s;
     const auto on = static_cast<cudaStream_t>(stream.handle);

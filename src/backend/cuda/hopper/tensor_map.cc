@@ -11,7 +11,7 @@
 namespace fovea::cuda::hopper {
 namespace {
 
-constexpr int64_t kStrideBytes = 16;                // that strides are multiples of
+constexpr int64_t kStrideBytes = 16;               // that strides are multiples of
 constexpr int64_t kMostStride = int64_t{1} << 40;  // bytes
 constexpr int64_t kMostSize = int64_t{1} << 32;
 
@@ -20,8 +20,8 @@ PFN_cuTensorMapEncodeTiled_v12000 find_encoder() {
   constexpr unsigned kSince = 12000;
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found{};
-  const cudaError_t error = cudaGetDriverEntryPointByVersion(
-      "cuTensorMapEncodeTiled", &function, kSince, cudaEnableDefault, &found);
+  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
+                                                             kSince, cudaEnableDefault, &found);
   if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) return nullptr;
   return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
 }
@@ -54,8 +54,8 @@ CUresult encode_map(CUtensorMap& map, const TensorView& t, int rows) {
                                  packed ? cuuint64_t{kStrideBytes} : stride(0)};
   const cuuint32_t box[4] = {tile::kPanelColumns, static_cast<cuuint32_t>(rows), 1, 1};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
-  const CUtensorMapDataType type = t.dtype == DType::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                                          : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const CUtensorMapDataType type =
+      t.dtype == DType::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   return encode(&map, type, 4, t.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                 CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);

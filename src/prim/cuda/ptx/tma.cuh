@@ -28,9 +28,11 @@ __device__ __forceinline__ void tma_load(uint32_t shared, const CUtensorMap& map
 }
 
 __device__ __forceinline__ void tma_store(const CUtensorMap& map, BoxAt at, uint32_t shared) {
-  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
-               ::"l"(&map), "r"(shared), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w)
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
+          &map),
+      "r"(shared), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w)
+      : "memory");
 }
 
 __device__ __forceinline__ void tma_commit_stores() {

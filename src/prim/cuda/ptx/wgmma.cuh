@@ -25,32 +25,34 @@ __device__ __forceinline__ void wgmma_wait() {
 }
 
 // Operands by the dozen, for asm wants each one named.
-#define FOVEA_8(d, i)                                                                            \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]),    \
+#define FOVEA_8(d, i)                                                                         \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
 #define FOVEA_32(d, i) FOVEA_8(d, i), FOVEA_8(d, i + 8), FOVEA_8(d, i + 16), FOVEA_8(d, i + 24)
 #define FOVEA_R32                                                                              \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24," \
   "%25,%26,%27,%28,%29,%30,%31"
 #define FOVEA_R48 FOVEA_R32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
-#define FOVEA_R64                                                                              \
-  FOVEA_R48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define FOVEA_R64 FOVEA_R48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 
 // Both operands in shared memory, a [64, 16] and b [N, 16], by their descriptors; d is overwritten
 // where kFresh, otherwise added to. Operands of asm follow those of d: a, b.
-#define FOVEA_WGMMA_SS(type, n, registers, a, b, fresh, ...)                                       \
-  asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, " fresh ", 0;\n"                                  \
-               "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" registers "}, " \
-               a ", " b ", p, 1, 1, 0, 0;\n}\n"                                                    \
-               : __VA_ARGS__                                                                       \
+#define FOVEA_WGMMA_SS(type, n, registers, a, b, fresh, ...)                                 \
+  asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, " fresh                                     \
+               ", 0;\n"                                                                      \
+               "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" registers \
+               "}, " a ", " b ", p, 1, 1, 0, 0;\n}\n"                                        \
+               : __VA_ARGS__                                                                 \
                : "l"(da), "l"(db), "n"(static_cast<int>(kFresh)))
 // a [64, 16] in registers, b [16, N] in shared memory with N contiguous.
-#define FOVEA_WGMMA_RS(type, n, registers, a, b, ...)                                              \
-  asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"                                         \
-               "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" registers "}, " \
-               "{" a "}, " b ", p, 1, 1, 1;\n}\n"                                                 \
-               : __VA_ARGS__                                                                       \
-               : "r"(ra[0]), "r"(ra[1]), "r"(ra[2]), "r"(ra[3]), "l"(db))
+#define FOVEA_WGMMA_RS(type, n, registers, a, b, ...)                               \
+  asm volatile(                                                                     \
+      "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"                                    \
+      "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" registers \
+      "}, "                                                                         \
+      "{" a "}, " b ", p, 1, 1, 1;\n}\n"                                            \
+      : __VA_ARGS__                                                                 \
+      : "r"(ra[0]), "r"(ra[1]), "r"(ra[2]), "r"(ra[3]), "l"(db))
 
 template <typename T, bool kFresh, int kCount>
 __device__ __forceinline__ void wgmma_ss(float (&d)[kCount], uint64_t da, uint64_t db) {

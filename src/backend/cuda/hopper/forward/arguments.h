@@ -16,6 +16,9 @@ struct Schedule {
   int row_tiles;      // of a head: of the longest sequence
   int tiles;          // heads * row_tiles
   int* ticket;        // counts tiles that were claimed; null: each block knows its own
+  // Warpgroups take turns at asking for products. Otherwise each goes at its own pace, and leaves
+  // out the first blocks of keys where its rows see nothing of them.
+  bool turns;
 };
 
 struct ForwardArguments {

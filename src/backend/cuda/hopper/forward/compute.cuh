@@ -68,8 +68,8 @@ class Consumer {
   }
 
   // Asks for the scores of a tile's first block; whether there is a tile. Where there is not, or no
-  // block, the product is asked for all the same and means nothing: were it conditional, the compiler
-  // would wait for it at once.
+  // block, the product is asked for all the same and means nothing: were it conditional, the
+  // compiler would wait for it at once.
   __device__ __forceinline__ bool begin_tile(const tile::Ring<kSlots>& works) {
     works.wait();
     const Work& work = s_.work[works.stage()];
@@ -132,17 +132,17 @@ class Consumer {
   }
 
   __device__ __forceinline__ void wait_for_turn() const {
-    if constexpr (kC.turns) ptx::barrier_sync(kTurnBarrier + warpgroup_, 2 * kWarpgroup);
+    if (a_.schedule.turns) ptx::barrier_sync(kTurnBarrier + warpgroup_, 2 * kWarpgroup);
   }
   __device__ __forceinline__ void give_turn() const {
-    if constexpr (kC.turns) {
+    if (a_.schedule.turns) {
       ptx::barrier_arrive(kTurnBarrier + (warpgroup_ + 1) % kC.warpgroups, 2 * kWarpgroup);
     }
   }
 
   // The end of the blocks that this warpgroup works on.
   __device__ __forceinline__ int end_of_blocks(const Work& work, const RowsSeen& seen) const {
-    if constexpr (kC.turns) return work.end;
+    if (a_.schedule.turns) return work.end;
     return max(min(work.end, (seen.any_end() + kTileKv - 1) / kTileKv), work.begin);
   }
   template <typename Ring>

@@ -3,8 +3,8 @@
 
 namespace fovea::cuda::hopper {
 
-inline constexpr int kWarpgroup = 128;        // threads
-inline constexpr int kRowsOfWarpgroup = 64;   // of queries: wgmma's
+inline constexpr int kWarpgroup = 128;       // threads
+inline constexpr int kRowsOfWarpgroup = 64;  // of queries: wgmma's
 inline constexpr int kRegistersOfSm = 65536;
 inline constexpr int kMostSharedBytes = 227 * 1024;
 
@@ -14,15 +14,12 @@ struct ForwardConfig {
   int tile_kv;
   int stages;  // of K and of V in shared memory
   int unroll;  // blocks of keys a turn of the bare loop
-  // Warpgroups take turns at asking for products. Otherwise each goes at its own pace, and leaves out
-  // the first blocks where its rows see nothing of them.
-  bool turns;
 
   constexpr int tile_q() const { return kRowsOfWarpgroup * warpgroups; }
   constexpr int threads() const { return kWarpgroup * (warpgroups + 1); }
 
-  // Registers of a thread: all begin with the same number, then the warpgroup of the one thread that
-  // loads gives most of its own to the others. setmaxnreg takes multiples of eight.
+  // Registers of a thread: all begin with the same number, then the warpgroup of the one thread
+  // that loads gives most of its own to the others. setmaxnreg takes multiples of eight.
   constexpr int registers() const { return kRegistersOfSm / threads() / 8 * 8; }
   constexpr int giver() const { return warpgroups == 2 ? 40 : 32; }
   constexpr int taker() const {
@@ -32,11 +29,10 @@ struct ForwardConfig {
 
 // A configuration as a type: what kernels are instantiated with.
 template <typename T, int kDimQk, int kDimV, int kWarpgroups, int kTileKv, int kUnroll = 1,
-          int kStages = 2, bool kTurns = true>
+          int kStages = 2>
 struct ForwardShape {
   using Element = T;
-  static constexpr ForwardConfig kConfig = {
-      kDimQk, kDimV, kWarpgroups, kTileKv, kStages, kUnroll, kTurns};
+  static constexpr ForwardConfig kConfig = {kDimQk, kDimV, kWarpgroups, kTileKv, kStages, kUnroll};
 };
 
 }  // namespace fovea::cuda::hopper

@@ -85,7 +85,8 @@ class Producer {
 #pragma unroll
       for (int panel = 0; panel < Tile::kPanels; ++panel) {
         at.x = panel * tile::kPanelColumns;
-        ptx::tma_load(ptx::shared_address(s_.q[slot][w]) + panel * Tile::kPanelBytes, a_.q, at, full);
+        ptx::tma_load(ptx::shared_address(s_.q[slot][w]) + panel * Tile::kPanelBytes, a_.q, at,
+                      full);
       }
       at.y += kRowsOfWarpgroup;
     }

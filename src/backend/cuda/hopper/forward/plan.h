@@ -12,6 +12,7 @@ struct ForwardPlan {
   int section_heads = 1;
   int blocks = 0;
   bool ticket = false;  // tiles are claimed, not known in advance
+  bool turns = true;
 };
 
 ForwardPlan plan_forward(const AttentionProblem& p, const GpuInfo& gpu);

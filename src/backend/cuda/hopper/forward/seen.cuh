@@ -49,7 +49,9 @@ class RowsSeen {
     }
   }
 
-  __device__ __forceinline__ bool sees(int row, int key) const { return sight(row_ + row).sees(key); }
+  __device__ __forceinline__ bool sees(int row, int key) const {
+    return sight(row_ + row).sees(key);
+  }
 
  private:
   __device__ __forceinline__ Sight sight(int row) const {

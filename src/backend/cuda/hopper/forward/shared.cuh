@@ -18,11 +18,11 @@ struct Work {
   int tile;  // negative: there is none left
   int care;
   int b, head;
-  int row;                 // first, within the sequence
-  int q_len, kv_len;       // of the sequence
-  int q_row, kv_row;       // packed: the sequence's first
-  int batch_at;            // packed: 0
-  int begin, end;          // blocks of keys
+  int row;            // first, within the sequence
+  int q_len, kv_len;  // of the sequence
+  int q_row, kv_row;  // packed: the sequence's first
+  int batch_at;       // packed: 0
+  int begin, end;     // blocks of keys
 };
 
 // Two tiles at once: one that is finished and one that begins.
@@ -42,10 +42,11 @@ struct Shared {
   unsigned char v[kC.stages][TileV::kBytes];
 
   //                                   who fills it        who empties it
-  tile::RingBarriers<kSlots> q_ring[kC.warpgroups];  // the loading thread   the warps of a warpgroup
-  tile::RingBarriers<kC.stages> k_ring;         // the loading thread   every computing warp
-  tile::RingBarriers<kC.stages> v_ring;         // the loading thread   every computing warp
-  tile::RingBarriers<kSlots> work_ring;         // the loading thread   every computing warp
+  tile::RingBarriers<kSlots>
+      q_ring[kC.warpgroups];             // the loading thread   the warps of a warpgroup
+  tile::RingBarriers<kC.stages> k_ring;  // the loading thread   every computing warp
+  tile::RingBarriers<kC.stages> v_ring;  // the loading thread   every computing warp
+  tile::RingBarriers<kSlots> work_ring;  // the loading thread   every computing warp
   Work work[kSlots];
   int failed[kSlots];  // care that the tile of a slot needs and did not get
   int failures;        // tiles that were done again; the producer's, which has few registers

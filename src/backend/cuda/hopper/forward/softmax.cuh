@@ -3,8 +3,8 @@
 // Weights refer to a score of the row, its reference, and sums and outputs are divided at the end:
 // any reference that keeps them within the range of their types gives the same result. Where rows
 // see all keys of a block the reference is not looked for (weigh_boldly): sums show when weights
-// have become large, and a power of two then takes everything back, exactly. What grew too fast even
-// for that is found at the end, by needed_care.
+// have become large, and a power of two then takes everything back, exactly. What grew too fast
+// even for that is found at the end, by needed_care.
 #pragma once
 
 #include "backend/cuda/hopper/forward/shared.cuh"
@@ -15,8 +15,8 @@ namespace fovea::cuda::hopper {
 
 struct Softmax {
   static constexpr float kNone = -__builtin_huge_valf();
-  static constexpr float kHeadroom = 8.0f;    // log2: what scores may exceed the reference by
-  static constexpr float kLarge = 0x1p15f;    // a lane's sum of a block: the weights still fit f16
+  static constexpr float kHeadroom = 8.0f;  // log2: what scores may exceed the reference by
+  static constexpr float kLarge = 0x1p15f;  // a lane's sum of a block: the weights still fit f16
   static constexpr float kMostSum = 0x1p100f;
 
   float reference[2];  // log2 units; kNone: no key seen yet
@@ -43,8 +43,7 @@ struct Softmax {
       }
       top[half] = fmaxf(even, odd) * to_log2;
     }
-    const bool outgrown =
-        top[0] > reference[0] + kHeadroom || top[1] > reference[1] + kHeadroom;
+    const bool outgrown = top[0] > reference[0] + kHeadroom || top[1] > reference[1] + kHeadroom;
     if (!__any_sync(0xffffffffu, outgrown)) return false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -102,7 +102,8 @@ class Epilogue {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float lse = (r.reference[half] + __log2f(r.sum[half])) * kLn2;
-      if (row + 8 * half < rows_) to[8 * half * a_.lse.row] = r.sum[half] == 0 ? Softmax::kNone : lse;
+      if (row + 8 * half < rows_)
+        to[8 * half * a_.lse.row] = r.sum[half] == 0 ? Softmax::kNone : lse;
     }
   }
 
@@ -133,8 +134,7 @@ class Epilogue {
   __device__ __forceinline__ void store_by_tma() const {
 #pragma unroll
     for (int panel = 0; panel < Tile::kPanels; ++panel) {
-      ptx::tma_store(a_.out,
-                     {panel * tile::kPanelColumns, row_, head_, batch_at_},
+      ptx::tma_store(a_.out, {panel * tile::kPanelColumns, row_, head_, batch_at_},
                      s_out_ + panel * Tile::kPanelBytes);
     }
     ptx::tma_commit_stores();

@@ -1,0 +1,185 @@
+// The Hopper engine: that it is the one that runs, its tiles and schedules against the oracle, and
+// its softmax on data that is made to break it.
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "backend/cuda/device.h"
+#include "harness/accuracy.h"
+#include "support/engines.h"
+
+namespace fovea::test {
+namespace {
+
+using harness::Case;
+using harness::CaseTensors;
+
+constexpr double kCost = 2e8;  // multiply-adds for the oracle, per case
+constexpr const char* kDTypes[] = {"bf16", "f16"};
+
+// With one SM every block has many tiles, and takes the kernels of large problems.
+const std::vector<Engine> kEngines = {{"hopper", "", Device::cuda(0), ""},
+                                      {"hopper", "", Device::cuda(0), "1"}};
+
+class Hopper : public EngineTest {
+ protected:
+  void SetUp() override {
+    EngineTest::SetUp();
+    if (IsSkipped()) return;
+    const Result<DeviceInfo> device = discover_cuda(Device::cuda(0));
+    ASSERT_TRUE(device.ok()) << device.status().message();
+    if (device->gpu.sm != 90) GTEST_SKIP() << device->gpu.name << " is no Hopper GPU";
+  }
+};
+
+TEST_F(Hopper, TilesAndTails) {
+  for (const char* dtype : kDTypes) {
+    for (const char* dims : {"d=64", "d=128", "d=40 dv=64", "d=8 dv=128", "d=104 dv=16"}) {
+      for (const char* lengths :
+           {"q=1 kv=1", "q=63 kv=65", "q=64 kv=64", "q=129 kv=127", "q=257 kv=300", "q=300 kv=700",
+            "q=700 kv=300", "q=193 kv=1024"}) {
+        for (const char* mask : {"mask=none", "mask=causal", "mask=window:70:9"}) {
+          expect_accurate(kEngines,
+                          "b=2 hq=4 hkv=2 " + std::string(lengths) + " " + dims + " " + mask +
+                              " dtype=" + dtype,
+                          kCost);
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Hopper, FeaturesAndLayouts) {
+  for (const char* dtype : kDTypes) {
+    for (const char* dims : {"d=64", "d=128"}) {
+      for (const char* extra :
+           {"varlen", "varlen mask=causal", "varlen mask=window:33:0 sink", "keylens",
+            "keylens=0,5,300 mask=causal", "sink", "sink mask=causal", "mask=window:20:inf",
+            "mask=window:inf:40", "scale=0.7", "order=bshd pad=8", "order=bhsd pad=16 varlen",
+            "q_lens=0,1,300 kv_lens=300,0,64 varlen mask=causal"}) {
+        expect_accurate(
+            kEngines,
+            "b=3 hq=6 hkv=3 q=300 kv=300 " + std::string(dims) + " " + extra + " dtype=" + dtype,
+            kCost);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+// Tensors that TMA does not take go to the portable engine, by the same plan.
+TEST_F(Hopper, UnalignedRows) {
+  for (const char* pad : {"pad=1", "pad=4", "order=bshd pad=3"}) {
+    expect_accurate(kEngines, "b=2 hq=4 hkv=2 q=200 kv=300 d=64 dtype=bf16 " + std::string(pad));
+  }
+}
+
+TEST_F(Hopper, ManyTilesABlock) {
+  for (const char* dtype : kDTypes) {
+    for (const char* shape : {"b=3 hq=40 hkv=8 q=600 d=64", "b=3 hq=40 hkv=8 q=600 d=128",
+                              "b=2 hq=8 hkv=2 q=2500 kv=3000 d=64", "b=2 hq=8 q=2500 d=128"}) {
+      for (const char* mask : {"mask=none", "mask=causal", "varlen mask=causal"}) {
+        expect_accurate(kEngines, std::string(shape) + " " + mask + " dtype=" + dtype, kCost);
+      }
+    }
+  }
+}
+
+// Adds to the score of key j of every query what `bump` says, in units of natural log.
+void bump_scores(const Case& c, CaseTensors& t, const std::function<double(int64_t)>& bump) {
+  const AttentionProblem& p = c.problem;
+  const double unit = std::sqrt(static_cast<double>(p.dim_qk));  // 1 / scale
+  for (int64_t b = 0; b < p.batch; ++b) {
+    for (int64_t h = 0; h < p.head_q; ++h) {
+      for (int64_t i = 0; i < p.q_len; ++i) harness::write_element(t.forward().q, 1.0, b, i, h, 0);
+    }
+    for (int64_t h = 0; h < p.head_kv; ++h) {
+      for (int64_t j = 0; j < p.kv_len; ++j) {
+        harness::write_element(t.forward().k, bump(j) * unit, b, j, h, 0);
+      }
+    }
+  }
+  t.accept_inputs();
+}
+
+// Weights refer to a score of the keys that are met first, which are the last ones. Scores that
+// outgrow it slowly, at once, or by more than floats can hold must not show in the result.
+TEST_F(Hopper, ScoresThatOutgrowTheirReference) {
+  const int64_t keys = 1100;
+  const auto at = [](int64_t key, double size) {
+    return [=](int64_t j) { return j == key ? size : 0.0; };
+  };
+  const std::pair<const char*, std::function<double(int64_t)>> bumps[] = {
+      {"rising", [](int64_t j) { return 0.05 * static_cast<double>(j); }},
+      {"falling", [](int64_t j) { return -0.05 * static_cast<double>(j); }},
+      {"rising fast", [](int64_t j) { return 0.9 * static_cast<double>(j); }},
+      {"falling fast", [](int64_t j) { return -0.9 * static_cast<double>(j); }},
+      {"all equal", [](int64_t) { return 3.0; }},
+      {"all large", [](int64_t) { return 900.0; }},
+      {"all small", [](int64_t) { return -900.0; }},
+      {"first, 20", at(0, 20)},
+      {"first, 80", at(0, 80)},
+      {"first, 1500", at(0, 1500)},
+      {"middle, 40", at(keys / 2, 40)},
+      {"middle, 1500", at(keys / 2, 1500)},
+      {"last, 1500", at(keys - 1, 1500)},
+      {"alternating", [](int64_t j) { return j % 2 == 0 ? 120.0 : -120.0; }},
+  };
+  for (const char* dtype : kDTypes) {
+    for (const char* rest : {"d=64", "d=128", "d=64 mask=causal", "d=128 mask=causal"}) {
+      const Case c =
+          must_parse("hq=3 q=300 kv=" + std::to_string(keys) + " " + rest + " dtype=" + dtype);
+      for (const auto& [name, bump] : bumps) {
+        CaseTensors tensors(c);
+        bump_scores(c, tensors, bump);
+        for (const Engine& engine : kEngines) {
+          run(engine, c, tensors);
+          for (const harness::Accuracy& a :
+               harness::compare_with_oracle(c, tensors, true, false, kCost)) {
+            EXPECT_TRUE(a.ok) << name << ": " << a.tensor << ": error " << a.max_err << ", bound "
+                              << a.bound << reproduce(engine, c);
+          }
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+// What is not finite goes where it is seen and nowhere else.
+TEST_F(Hopper, ValuesThatAreNotFinite) {
+  constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+  for (const char* dtype : kDTypes) {
+    for (const char* rest : {"d=64", "d=128"}) {
+      const Case c =
+          must_parse("hq=2 q=400 kv=400 mask=causal " + std::string(rest) + " dtype=" + dtype);
+      for (const double bad : {kNaN, kInf, -kInf}) {
+        for (const int64_t key : {130, 399}) {
+          CaseTensors tensors(c), clean(c);
+          harness::write_element(tensors.forward().v, bad, 0, key, 1, 5);
+          tensors.accept_inputs();
+          for (const Engine& engine : kEngines) {
+            run(engine, c, tensors);
+            run(engine, c, clean);
+            for (int64_t i = 0; i < 400; ++i) {
+              for (const int64_t d : {4, 5}) {
+                const double got = harness::read_element(tensors.forward().out, 0, i, 1, d);
+                if (i >= key && d == 5) {
+                  EXPECT_FALSE(std::isfinite(got)) << "row " << i << reproduce(engine, c);
+                } else {
+                  EXPECT_NEAR(got, harness::read_element(clean.forward().out, 0, i, 1, d), 0.02)
+                      << "row " << i << " column " << d << reproduce(engine, c);
+                }
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fovea::test
