@@ -50,6 +50,12 @@ class Backend {
   // "dim_qk is 320, takes 8..256".
   virtual std::vector<std::string> refusals(const AttentionProblem& problem,
                                             const DeviceInfo& device) const = 0;
+  // Why it would rather leave a problem that it takes to an engine further down, which is faster
+  // there: "head dims up to 32 are faster elsewhere". Empty where it would not.
+  virtual std::string reluctance(const AttentionProblem& /*problem*/,
+                                 const DeviceInfo& /*device*/) const {
+    return {};
+  }
   // Only for problems without refusals.
   virtual std::unique_ptr<BoundKernel> bind(const AttentionProblem& problem,
                                             const DeviceInfo& device) const = 0;

@@ -50,13 +50,20 @@ Result<Choice> choose(const AttentionProblem& problem, const DeviceInfo& device,
     const bool wanted = asked.empty() || is_asked(backend);
     std::vector<std::string> reasons = backend->refusals(problem, device);
     if (reasons.empty() && first_willing == nullptr) first_willing = backend;
-    if (wanted && reasons.empty()) {
+    std::string reluctance;
+    if (reasons.empty() && asked.empty()) reluctance = backend->reluctance(problem, device);
+    if (wanted && reasons.empty() && reluctance.empty()) {
       choice.backend = backend;
       return choice;
     }
+    if (!reluctance.empty()) reasons.push_back(std::move(reluctance));
     if (reasons.empty()) reasons.push_back(std::string(asked) + " was asked for");
     choice.passed_over.push_back({backend->name(), std::move(reasons)});
     if (!asked.empty() && wanted) break;
+  }
+  if (asked.empty() && first_willing != nullptr) {
+    choice.backend = first_willing;  // nobody else was there to leave the problem to
+    return choice;
   }
   if (asked.empty()) {
     return unsupported("make_plan", "no backend takes this problem on this device",

@@ -46,6 +46,15 @@ class FakeBackend : public Backend {
   int64_t most_;
 };
 
+// Takes everything, and would rather not.
+class ReluctantBackend : public FakeBackend {
+ public:
+  using FakeBackend::FakeBackend;
+  std::string reluctance(const AttentionProblem&, const DeviceInfo&) const override {
+    return "others are faster";
+  }
+};
+
 class PlanTest : public testing::Test {
  protected:
   PlanTest() {
@@ -62,6 +71,19 @@ class PlanTest : public testing::Test {
   AttentionProblem problem_;
   DeviceInfo machine_;
 };
+
+TEST_F(PlanTest, ReluctantEngineLeavesAProblemToTheNext) {
+  const ReluctantBackend reluctant("reluctant", 64);
+  const Backend* const both[] = {&reluctant, &wide_};
+  const auto choice = choose(problem_, machine_, "", both);
+  ASSERT_TRUE(choice.ok());
+  EXPECT_STREQ(choice->backend->name(), "wide");
+  ASSERT_EQ(choice->passed_over.size(), 1u);
+  EXPECT_EQ(choice->passed_over[0].reasons[0], "others are faster");
+  EXPECT_STREQ(choose(problem_, machine_, "reluctant", both)->backend->name(), "reluctant");
+  const Backend* const alone[] = {&reluctant};
+  EXPECT_STREQ(choose(problem_, machine_, "", alone)->backend->name(), "reluctant");
+}
 
 TEST_F(PlanTest, TakesTheFirstThatDoesNotRefuse) {
   EXPECT_STREQ(choose(problem_, machine_, "", table_)->backend->name(), "fast");

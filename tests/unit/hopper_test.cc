@@ -1,0 +1,125 @@
+// What of the Hopper engine needs no GPU: how wgmma is told where its operands lie, and which
+// problems the engine gets.
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "backend/cuda/device.h"
+#include "plan/choose.h"
+#include "prim/cuda/tile/swizzled.h"
+
+namespace fovea {
+namespace {
+
+using tile::SwizzledTile;
+
+TEST(Swizzled, PanelsOfSixtyFourColumns) {
+  using Tile = SwizzledTile<64, 128>;
+  EXPECT_EQ(Tile::kPanels, 2);
+  EXPECT_EQ(Tile::kPanelBytes, 64 * 128);
+  EXPECT_EQ(Tile::kBytes, 64 * 128 * 2);
+  EXPECT_EQ((SwizzledTile<64, 96>::kPanels), 2);  // the second half empty
+}
+
+// Within a row of a panel, 16-byte piece c lies at c xor (row mod 8); pieces 8 on are the next
+// panel's.
+TEST(Swizzled, PiecesOfARow) {
+  using Tile = SwizzledTile<64, 128>;
+  EXPECT_EQ(Tile::offset(0, 0), 0u);
+  EXPECT_EQ(Tile::offset(0, 3), 48u);
+  EXPECT_EQ(Tile::offset(1, 0), 128u + 16u);
+  EXPECT_EQ(Tile::offset(5, 3), 5u * 128u + 6u * 16u);
+  EXPECT_EQ(Tile::offset(13, 3), 13u * 128u + 6u * 16u);
+  EXPECT_EQ(Tile::offset(2, 9), 64u * 128u + 2u * 128u + 3u * 16u);
+  std::set<uint32_t> places;
+  for (int row = 0; row < 64; ++row) {
+    for (int piece = 0; piece < 16; ++piece) places.insert(Tile::offset(row, piece));
+  }
+  EXPECT_EQ(places.size(), 64u * 16u);
+  EXPECT_EQ(*places.rbegin(), static_cast<uint32_t>(Tile::kBytes) - 16u);
+}
+
+TEST(Swizzled, Descriptor) {
+  // Address 0x400 / 16, leading offset 0x4000 / 16, 1024 bytes from eight rows to the next,
+  // 128-byte swizzle.
+  EXPECT_EQ(tile::matrix_descriptor(0x400, 0x4000),
+            (uint64_t{1} << 62) | (uint64_t{64} << 32) | (uint64_t{0x400} << 16) | 0x40u);
+  // A block's rank in its cluster must not reach the other fields.
+  EXPECT_EQ(tile::matrix_descriptor(0x01000400, 16), tile::matrix_descriptor(0x400, 16));
+}
+
+TEST(Swizzled, StepsOfDescriptors) {
+  using Tile = SwizzledTile<128, 128>;
+  EXPECT_EQ(tile::step_of_columns<Tile>(1), 2u);  // 16 columns of 2 bytes
+  EXPECT_EQ(tile::step_of_columns<Tile>(3), 6u);
+  EXPECT_EQ(tile::step_of_columns<Tile>(4), 128u * 128u / 16u);  // the next panel
+  EXPECT_EQ(tile::step_of_rows(1), 16u * 128u / 16u);
+}
+
+class HopperChoice : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (cuda_backends().empty()) GTEST_SKIP() << "built without CUDA";
+    gpu_.device = Device::cuda(0);
+    gpu_.gpu = {"NVIDIA H200", 90, 132, 232448, 60 << 20, int64_t{140} << 30};
+    problem_.batch = 4;
+    problem_.head_q = problem_.head_kv = 16;
+    problem_.q_len = problem_.kv_len = 2048;
+    problem_.dim_qk = problem_.dim_v = 128;
+    problem_.dtype = DType::kBf16;
+  }
+
+  // The engine that is chosen, and why not the Hopper engine where it is another.
+  std::pair<std::string, std::string> chosen() const {
+    const auto choice = choose(problem_, gpu_, "");
+    if (!choice.ok()) return {"none", std::string(choice.status().message())};
+    const bool passed = !choice->passed_over.empty();
+    return {choice->backend->name(), passed ? choice->passed_over[0].reasons[0] : ""};
+  }
+
+  DeviceInfo gpu_;
+  AttentionProblem problem_;
+};
+
+TEST_F(HopperChoice, TakesLargeProblems) {
+  for (const DType dtype : {DType::kBf16, DType::kF16}) {
+    problem_.dtype = dtype;
+    for (const int64_t dim : {64, 72, 128}) {
+      problem_.dim_qk = problem_.dim_v = dim;
+      EXPECT_EQ(chosen().first, "hopper") << dim << ": " << chosen().second;
+    }
+  }
+  problem_.mask = Mask::window(100, 0);
+  problem_.features = Feature::kSink | Feature::kKeyLengths;
+  EXPECT_EQ(chosen().first, "hopper") << chosen().second;
+}
+
+TEST_F(HopperChoice, SaysWhyNot) {
+  const AttentionProblem plain = problem_;
+  const auto expect = [&](const char* reason) {
+    EXPECT_EQ(chosen().first, "portable");
+    EXPECT_EQ(chosen().second, reason);
+    problem_ = plain;
+  };
+  problem_.dtype = DType::kF32;
+  expect("dtype is f32, takes f16, bf16");
+  problem_.features = Feature::kBias;
+  expect("takes no problem with a bias");
+  problem_.softcap = 30;
+  expect("takes no softcap");
+  problem_.mask = Mask::causal().with_prefix(5);
+  expect("takes no mask with a prefix");
+  problem_.dim_qk = 36;
+  expect("dim_qk is 36, takes multiples of 8");
+  problem_.dim_qk = problem_.dim_v = 32;
+  expect("head dims up to 32 are faster with the portable engine");
+  problem_.batch = problem_.head_q = problem_.head_kv = 1;
+  expect(
+      "rows are 16 tiles of 128: too few for 132 multiprocessors, which the portable engine keeps "
+      "busy");
+  gpu_.gpu.sm = 80;
+  expect("compute capability is 8.0, takes 9.0");
+}
+
+}  // namespace
+}  // namespace fovea
