@@ -34,7 +34,8 @@ class Hopper : public EngineTest {
 
 TEST_F(Hopper, TilesAndTails) {
   for (const char* dtype : kDTypes) {
-    for (const char* dims : {"d=64", "d=128", "d=40 dv=64", "d=8 dv=128", "d=104 dv=16"}) {
+    for (const char* dims : {"d=64", "d=128", "d=40 dv=64", "d=8 dv=128", "d=104 dv=16", "d=96",
+                             "d=72", "d=192 dv=128", "d=192", "d=256", "d=200 dv=248"}) {
       for (const char* lengths :
            {"q=1 kv=1", "q=63 kv=65", "q=64 kv=64", "q=129 kv=127", "q=257 kv=300", "q=300 kv=700",
             "q=700 kv=300", "q=193 kv=1024"}) {
@@ -52,7 +53,7 @@ TEST_F(Hopper, TilesAndTails) {
 
 TEST_F(Hopper, FeaturesAndLayouts) {
   for (const char* dtype : kDTypes) {
-    for (const char* dims : {"d=64", "d=128"}) {
+    for (const char* dims : {"d=64", "d=128", "d=80", "d=192 dv=128", "d=256"}) {
       for (const char* extra :
            {"varlen", "varlen mask=causal", "varlen mask=window:33:0 sink", "keylens",
             "keylens=0,5,300 mask=causal", "sink", "sink mask=causal", "mask=window:20:inf",
@@ -78,7 +79,8 @@ TEST_F(Hopper, UnalignedRows) {
 TEST_F(Hopper, ManyTilesABlock) {
   for (const char* dtype : kDTypes) {
     for (const char* shape : {"b=3 hq=40 hkv=8 q=600 d=64", "b=3 hq=40 hkv=8 q=600 d=128",
-                              "b=2 hq=8 hkv=2 q=2500 kv=3000 d=64", "b=2 hq=8 q=2500 d=128"}) {
+                              "b=2 hq=8 hkv=2 q=2500 kv=3000 d=64", "b=2 hq=8 q=2500 d=128",
+                              "b=2 hq=8 q=1000 d=256", "b=2 hq=8 q=1000 d=192 dv=128"}) {
       for (const char* mask : {"mask=none", "mask=causal", "varlen mask=causal"}) {
         expect_accurate(kEngines, std::string(shape) + " " + mask + " dtype=" + dtype, kCost);
       }
@@ -152,7 +154,7 @@ TEST_F(Hopper, ValuesThatAreNotFinite) {
   constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
   constexpr double kInf = std::numeric_limits<double>::infinity();
   for (const char* dtype : kDTypes) {
-    for (const char* rest : {"d=64", "d=128"}) {
+    for (const char* rest : {"d=64", "d=128", "d=256"}) {
       const Case c =
           must_parse("hq=2 q=400 kv=400 mask=causal " + std::string(rest) + " dtype=" + dtype);
       for (const double bad : {kNaN, kInf, -kInf}) {

@@ -84,7 +84,7 @@ class HopperChoice : public testing::Test {
 TEST_F(HopperChoice, TakesLargeProblems) {
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
     problem_.dtype = dtype;
-    for (const int64_t dim : {64, 72, 128}) {
+    for (const int64_t dim : {64, 72, 96, 128, 160, 256}) {
       problem_.dim_qk = problem_.dim_v = dim;
       EXPECT_EQ(chosen().first, "hopper") << dim << ": " << chosen().second;
     }

@@ -35,59 +35,78 @@ __device__ __forceinline__ void wgmma_wait() {
 #define FOVEA_R48 FOVEA_R32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define FOVEA_R64 FOVEA_R48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 
-// Both operands in shared memory, a [64, 16] and b [N, 16], by their descriptors; d is overwritten
-// where kFresh, otherwise added to. Operands of asm follow those of d: a, b.
-#define FOVEA_WGMMA_SS(type, n, registers, a, b, fresh, ...)                                 \
-  asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, " fresh                                     \
-               ", 0;\n"                                                                      \
-               "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" registers \
-               "}, " a ", " b ", p, 1, 1, 0, 0;\n}\n"                                        \
-               : __VA_ARGS__                                                                 \
-               : "l"(da), "l"(db), "n"(static_cast<int>(kFresh)))
-// a [64, 16] in registers, b [16, N] in shared memory with N contiguous.
-#define FOVEA_WGMMA_RS(type, n, registers, a, b, ...)                               \
-  asm volatile(                                                                     \
-      "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"                                    \
-      "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" registers \
-      "}, "                                                                         \
-      "{" a "}, " b ", p, 1, 1, 1;\n}\n"                                            \
-      : __VA_ARGS__                                                                 \
-      : "r"(ra[0]), "r"(ra[1]), "r"(ra[2]), "r"(ra[3]), "l"(db))
+#define FOVEA_R96                                                                             \
+  FOVEA_R64                                                                                   \
+  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85," \
+  "%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define FOVEA_R128                                                                          \
+  FOVEA_R96                                                                                 \
+  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113," \
+  "%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
+#define FOVEA_WGMMA(type, n, registers, a, b, rest, predicate, inputs, ...)                  \
+  asm volatile("{\n.reg .pred p;\nsetp." predicate                                           \
+               ";\n"                                                                         \
+               "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" registers \
+               "}, " a ", " b ", p, 1, 1, " rest ";\n}\n"                                    \
+               : __VA_ARGS__                                                                 \
+               : inputs)
+#define FOVEA_LIST(...) __VA_ARGS__
+
+// d [64, N] = a [64, 16] b [N, 16]^T, both in shared memory, by their descriptors; added to what d
+// was unless kFresh. Operands a, b, kFresh of asm follow those of d.
+#define FOVEA_WGMMA_SS(n, registers, a, b, fresh, ...)                                     \
+  if constexpr (std::is_same_v<T, __half>) {                                               \
+    FOVEA_WGMMA("f16", n, registers, a, b, "0, 0", "eq.b32 p, " fresh ", 0",               \
+                FOVEA_LIST("l"(da), "l"(db), "n"(static_cast<int>(kFresh))), __VA_ARGS__); \
+  } else {                                                                                 \
+    FOVEA_WGMMA("bf16", n, registers, a, b, "0, 0", "eq.b32 p, " fresh ", 0",              \
+                FOVEA_LIST("l"(da), "l"(db), "n"(static_cast<int>(kFresh))), __VA_ARGS__); \
+  }
 template <typename T, bool kFresh, int kCount>
 __device__ __forceinline__ void wgmma_ss(float (&d)[kCount], uint64_t da, uint64_t db) {
-  constexpr bool kHalf = std::is_same_v<T, __half>;
   static_assert(kCount == 32 || kCount == 64, "no such product yet");
-  if constexpr (kCount == 32 && kHalf) {
-    FOVEA_WGMMA_SS("f16", "64", FOVEA_R32, "%32", "%33", "%34", FOVEA_32(d, 0));
-  } else if constexpr (kCount == 32) {
-    FOVEA_WGMMA_SS("bf16", "64", FOVEA_R32, "%32", "%33", "%34", FOVEA_32(d, 0));
-  } else if constexpr (kHalf) {
-    FOVEA_WGMMA_SS("f16", "128", FOVEA_R64, "%64", "%65", "%66", FOVEA_32(d, 0), FOVEA_32(d, 32));
+  if constexpr (kCount == 32) {
+    FOVEA_WGMMA_SS("64", FOVEA_R32, "%32", "%33", "%34", FOVEA_32(d, 0));
   } else {
-    FOVEA_WGMMA_SS("bf16", "128", FOVEA_R64, "%64", "%65", "%66", FOVEA_32(d, 0), FOVEA_32(d, 32));
+    FOVEA_WGMMA_SS("128", FOVEA_R64, "%64", "%65", "%66", FOVEA_32(d, 0), FOVEA_32(d, 32));
   }
 }
 
+// d [64, N] += a [64, 16] b [16, N], a in registers, b in shared memory with N contiguous.
+#define FOVEA_WGMMA_RS(n, registers, a, b, ...)                                                    \
+  if constexpr (std::is_same_v<T, __half>) {                                                       \
+    FOVEA_WGMMA("f16", n, registers, "{" a "}", b, "1", "eq.b32 p, 0, 0",                          \
+                FOVEA_LIST("r"(ra[0]), "r"(ra[1]), "r"(ra[2]), "r"(ra[3]), "l"(db)), __VA_ARGS__); \
+  } else {                                                                                         \
+    FOVEA_WGMMA("bf16", n, registers, "{" a "}", b, "1", "eq.b32 p, 0, 0",                         \
+                FOVEA_LIST("r"(ra[0]), "r"(ra[1]), "r"(ra[2]), "r"(ra[3]), "l"(db)), __VA_ARGS__); \
+  }
 template <typename T, int kCount>
 __device__ __forceinline__ void wgmma_rs(float (&d)[kCount], const uint32_t* ra, uint64_t db) {
-  constexpr bool kHalf = std::is_same_v<T, __half>;
-  static_assert(kCount == 32 || kCount == 64, "no such product yet");
-  if constexpr (kCount == 32 && kHalf) {
-    FOVEA_WGMMA_RS("f16", "64", FOVEA_R32, "%32,%33,%34,%35", "%36", FOVEA_32(d, 0));
-  } else if constexpr (kCount == 32) {
-    FOVEA_WGMMA_RS("bf16", "64", FOVEA_R32, "%32,%33,%34,%35", "%36", FOVEA_32(d, 0));
-  } else if constexpr (kHalf) {
-    FOVEA_WGMMA_RS("f16", "128", FOVEA_R64, "%64,%65,%66,%67", "%68", FOVEA_32(d, 0),
-                   FOVEA_32(d, 32));
+  if constexpr (kCount == 32) {
+    FOVEA_WGMMA_RS("64", FOVEA_R32, "%32,%33,%34,%35", "%36", FOVEA_32(d, 0));
+  } else if constexpr (kCount == 48) {
+    FOVEA_WGMMA_RS("96", FOVEA_R48, "%48,%49,%50,%51", "%52", FOVEA_32(d, 0), FOVEA_8(d, 32),
+                   FOVEA_8(d, 40));
+  } else if constexpr (kCount == 64) {
+    FOVEA_WGMMA_RS("128", FOVEA_R64, "%64,%65,%66,%67", "%68", FOVEA_32(d, 0), FOVEA_32(d, 32));
+  } else if constexpr (kCount == 96) {
+    FOVEA_WGMMA_RS("192", FOVEA_R96, "%96,%97,%98,%99", "%100", FOVEA_32(d, 0), FOVEA_32(d, 32),
+                   FOVEA_32(d, 64));
   } else {
-    FOVEA_WGMMA_RS("bf16", "128", FOVEA_R64, "%64,%65,%66,%67", "%68", FOVEA_32(d, 0),
-                   FOVEA_32(d, 32));
+    static_assert(kCount == 128, "no such product yet");
+    FOVEA_WGMMA_RS("256", FOVEA_R128, "%128,%129,%130,%131", "%132", FOVEA_32(d, 0),
+                   FOVEA_32(d, 32), FOVEA_32(d, 64), FOVEA_32(d, 96));
   }
 }
 
 #undef FOVEA_WGMMA_RS
 #undef FOVEA_WGMMA_SS
+#undef FOVEA_LIST
+#undef FOVEA_WGMMA
+#undef FOVEA_R128
+#undef FOVEA_R96
 #undef FOVEA_R64
 #undef FOVEA_R48
 #undef FOVEA_R32

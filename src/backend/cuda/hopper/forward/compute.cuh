@@ -268,7 +268,7 @@ class Consumer {
   S& s_;
   const int warpgroup_;
   tile::Ring<kC.stages> k_, v_;
-  tile::Ring<kSlots> q_;
+  tile::Ring<kC.q_stages()> q_;
   const uint64_t d_q_, d_k_, d_v_;
   float scores_[kTileKv / 2], out_[kC.dim_v / 2];
   uint32_t weights_[kTileKv / 4];

@@ -7,6 +7,7 @@ inline constexpr int kWarpgroup = 128;       // threads
 inline constexpr int kRowsOfWarpgroup = 64;  // of queries: wgmma's
 inline constexpr int kRegistersOfSm = 65536;
 inline constexpr int kMostSharedBytes = 227 * 1024;
+inline constexpr int kOwnSharedBytes = 512;  // barriers and the like, at most
 
 struct ForwardConfig {
   int dim_qk, dim_v;  // padded
@@ -16,6 +17,22 @@ struct ForwardConfig {
   int unroll;  // blocks of keys a turn of the bare loop
 
   constexpr int tile_q() const { return kRowsOfWarpgroup * warpgroups; }
+
+  // Shared memory, in panels of 64 columns: Q of two tiles where there is room, so that the next
+  // one is there when a tile ends; outputs in several passes where there is little.
+  static constexpr int panels(int dim) { return (dim + 63) / 64; }
+  constexpr int shared_bytes(int q_tiles, int out_panels) const {
+    return (q_tiles * tile_q() * panels(dim_qk) + tile_q() * out_panels +
+            stages * tile_kv * (panels(dim_qk) + panels(dim_v))) *
+               128 +
+           kOwnSharedBytes;
+  }
+  constexpr int q_stages() const {
+    return shared_bytes(2, panels(dim_v)) <= kMostSharedBytes ? 2 : 1;
+  }
+  constexpr int out_panels() const {
+    return shared_bytes(1, panels(dim_v)) <= kMostSharedBytes ? panels(dim_v) : panels(dim_v) / 2;
+  }
   constexpr int threads() const { return kWarpgroup * (warpgroups + 1); }
 
   // Registers of a thread: all begin with the same number, then the warpgroup of the one thread

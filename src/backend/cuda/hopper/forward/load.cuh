@@ -64,7 +64,7 @@ class Producer {
   __device__ __forceinline__ void load_block(Ring& ring, unsigned char* to, const CUtensorMap& map,
                                              ptx::BoxAt at) {
     ring.acquire(Tile::kBytes);
-#pragma unroll
+#pragma unroll 1
     for (int panel = 0; panel < Tile::kPanels; ++panel) {
       at.x = panel * tile::kPanelColumns;
       ptx::tma_load(ptx::shared_address(to) + panel * Tile::kPanelBytes, map, at, ring.full());
@@ -75,14 +75,15 @@ class Producer {
   // Each warpgroup has its own ring, for one may be a tile ahead of another.
   __device__ __forceinline__ void load_queries(const Work& work, int count) {
     using Tile = typename S::TileQ;
-    const int slot = count % kSlots, parity = count / kSlots & 1;
+    constexpr int kStages = kC.q_stages();
+    const int slot = count % kStages, parity = count / kStages & 1;
     ptx::BoxAt at = {0, work.q_row + work.row, work.head, work.batch_at};
 #pragma unroll 1
     for (int w = 0; w < kC.warpgroups; ++w) {
       const uint32_t full = ptx::shared_address(&s_.q_ring[w].full[slot]);
       ptx::mbarrier_wait(ptx::shared_address(&s_.q_ring[w].empty[slot]), parity ^ 1);
       ptx::mbarrier_arrive_expect(full, Tile::kBytes);
-#pragma unroll
+#pragma unroll 1
       for (int panel = 0; panel < Tile::kPanels; ++panel) {
         at.x = panel * tile::kPanelColumns;
         ptx::tma_load(ptx::shared_address(s_.q[slot][w]) + panel * Tile::kPanelBytes, a_.q, at,

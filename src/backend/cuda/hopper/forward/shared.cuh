@@ -34,19 +34,19 @@ struct Shared {
   using TileQ = tile::SwizzledTile<kRowsOfWarpgroup, kC.dim_qk>;  // of a warpgroup
   using TileK = tile::SwizzledTile<kC.tile_kv, kC.dim_qk>;
   using TileV = tile::SwizzledTile<kC.tile_kv, kC.dim_v>;
-  using TileOut = tile::SwizzledTile<kRowsOfWarpgroup, kC.dim_v>;
+  // A pass's share of the outputs.
+  using TileOut = tile::SwizzledTile<kRowsOfWarpgroup, kC.out_panels() * tile::kPanelColumns>;
 
-  alignas(tile::kTileAlignment) unsigned char q[kSlots][kC.warpgroups][TileQ::kBytes];
+  alignas(tile::kTileAlignment) unsigned char q[kC.q_stages()][kC.warpgroups][TileQ::kBytes];
   unsigned char out[kC.warpgroups][TileOut::kBytes];
   unsigned char k[kC.stages][TileK::kBytes];
   unsigned char v[kC.stages][TileV::kBytes];
 
-  //                                   who fills it        who empties it
-  tile::RingBarriers<kSlots>
-      q_ring[kC.warpgroups];             // the loading thread   the warps of a warpgroup
-  tile::RingBarriers<kC.stages> k_ring;  // the loading thread   every computing warp
-  tile::RingBarriers<kC.stages> v_ring;  // the loading thread   every computing warp
-  tile::RingBarriers<kSlots> work_ring;  // the loading thread   every computing warp
+  // The loading thread fills all of them; what frees them is said here.
+  tile::RingBarriers<kC.q_stages()> q_ring[kC.warpgroups];  // the warps of a warpgroup
+  tile::RingBarriers<kC.stages> k_ring;                     // every computing warp
+  tile::RingBarriers<kC.stages> v_ring;                     // every computing warp
+  tile::RingBarriers<kSlots> work_ring;                     // every computing warp
   Work work[kSlots];
   int failed[kSlots];  // care that the tile of a slot needs and did not get
   int failures;        // tiles that were done again; the producer's, which has few registers

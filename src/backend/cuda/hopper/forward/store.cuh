@@ -15,6 +15,7 @@ class Epilogue {
   using T = typename Shape::Element;
   static constexpr ForwardConfig kC = Shape::kConfig;
   using Tile = typename Shared<Shape>::TileOut;
+  static constexpr int kPasses = (kC.dim_v + Tile::kColumns - 1) / Tile::kColumns;
 
  public:
   // Takes what it needs of `work`, which may change afterwards.
@@ -33,15 +34,18 @@ class Epilogue {
                                         const float (&out)[kC.dim_v / 2]) const {
     if (rows_ <= 0) return;
     const Rescaled rescaled = with_sink(softmax);
-    stage(out, rescaled);
     // A box past the sequence is cut off by the tensor's end, unless another sequence follows.
     const bool by_tma = a_.p.cu_q == nullptr || rows_ == kRowsOfWarpgroup;
-    if (by_tma) ptx::fence_async_shared();
-    join();
-    if (by_tma) {
-      if (thread() == 0) store_by_tma();
-    } else {
-      store_rows();
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      stage(out, rescaled, pass);
+      if (by_tma) ptx::fence_async_shared();
+      join();
+      if (by_tma) {
+        if (thread() == 0) store_by_tma(pass);
+      } else {
+        store_rows(pass);
+      }
     }
     store_lse(rescaled);
   }
@@ -52,9 +56,12 @@ class Epilogue {
                                               const RowsSeen& seen) const {
     if (rows_ <= 0) return;
     const Rescaled rescaled = with_sink(softmax);
-    stage(out, rescaled);
-    join();
-    store_rows();
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      stage(out, rescaled, pass);
+      join();
+      store_rows(pass);
+    }
     store_lse(rescaled);
     join();
     add_nonfinite(work, seen);
@@ -107,9 +114,10 @@ class Epilogue {
     }
   }
 
-  __device__ __forceinline__ void stage(const float (&out)[kC.dim_v / 2],
-                                        const Rescaled& rescaled) const {
-    // The tile before has to be out of the buffer; what is done again, out of the way of itself.
+  __device__ __forceinline__ void stage(const float (&out)[kC.dim_v / 2], const Rescaled& rescaled,
+                                        int pass) const {
+    // What was there before has to be out of the buffer; what is done again, out of the way of
+    // itself.
     if (thread() == 0) {
       if (again_) {
         ptx::tma_wait_stores();
@@ -120,22 +128,24 @@ class Epilogue {
     join();
     const int at = ptx::renewed(thread()), row = at / 32 * 16 + at % 16;
 #pragma unroll
-    for (int step = 0; step < kC.dim_v / 16; ++step) {
+    for (int x16 = 0; x16 < Tile::kColumns / 16; ++x16) {
+      const int step = pass * (Tile::kColumns / 16) + x16;
+      if (step >= kC.dim_v / 16) break;
       uint32_t words[4];
 #pragma unroll
       for (int x = 0; x < 4; ++x) {
         const float f = rescaled.factor[x % 2];
         words[x] = ptx::pack<T>(out[8 * step + 2 * x] * f, out[8 * step + 2 * x + 1] * f);
       }
-      ptx::stmatrix_x4(s_out_ + Tile::offset(row, 2 * step + at % 32 / 16), words);
+      ptx::stmatrix_x4(s_out_ + Tile::offset(row, 2 * x16 + at % 32 / 16), words);
     }
   }
 
-  __device__ __forceinline__ void store_by_tma() const {
+  __device__ __forceinline__ void store_by_tma(int pass) const {
 #pragma unroll
     for (int panel = 0; panel < Tile::kPanels; ++panel) {
-      ptx::tma_store(a_.out, {panel * tile::kPanelColumns, row_, head_, batch_at_},
-                     s_out_ + panel * Tile::kPanelBytes);
+      const int column = pass * Tile::kColumns + panel * tile::kPanelColumns;
+      ptx::tma_store(a_.out, {column, row_, head_, batch_at_}, s_out_ + panel * Tile::kPanelBytes);
     }
     ptx::tma_commit_stores();
   }
@@ -145,15 +155,17 @@ class Epilogue {
            head_ * a_.results.head + (int64_t{row_} + row) * a_.results.row;
   }
 
-  __device__ __forceinline__ void store_rows() const {
-    const int pieces = a_.p.dim_v / 8;
+  __device__ __forceinline__ void store_rows(int pass) const {
+    const int first = pass * Tile::kColumns;
+    const int pieces = min(a_.p.dim_v - first, Tile::kColumns) / 8;
+    if (pieces <= 0) return;
     for (int x = thread(); x < rows_ * pieces; x += kWarpgroup) {
       const int row = x / pieces, piece = x - row * pieces;
       uint4 words;
       asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
                    : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
                    : "r"(s_out_ + Tile::offset(row, piece)));
-      *reinterpret_cast<uint4*>(out_row(row) + piece * 8) = words;
+      *reinterpret_cast<uint4*>(out_row(row) + first + piece * 8) = words;
     }
   }
 
