@@ -23,13 +23,14 @@ AttentionProblem plain_problem() {
   problem.head_q = problem.head_kv = 8;
   problem.q_len = problem.kv_len = 128;
   problem.dim_qk = problem.dim_v = 64;
+  problem.dtype = DType::kBf16;  // which every engine takes
   return problem;
 }
 
 const std::vector<Probe>& probes() {
   using P = AttentionProblem;
   static const std::vector<Probe> all = {
-      {"f32", [](P&) {}},
+      {"f32", [](P& p) { p.dtype = DType::kF32; }},
       {"bf16", [](P& p) { p.dtype = DType::kBf16; }},
       {"f16", [](P& p) { p.dtype = DType::kF16; }},
       {"f64", [](P& p) { p.dtype = DType::kF64; }},
