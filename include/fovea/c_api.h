@@ -88,6 +88,7 @@ typedef struct fovea_plan_options {
   int32_t threads;     /* 0: FOVEA_NUM_THREADS, or all cores this process may use */
   int32_t device_type; /* 0 is FOVEA_CPU */
   int32_t device_index;
+  int32_t running_max; /* 1: softmax always refers to the largest score so far; Hopper engine */
 } fovea_plan_options;
 
 typedef struct fovea_attention_inputs {

@@ -26,10 +26,17 @@ struct Workspace {
   size_t bytes = 0;
 };
 
+// What weights of softmax refer to. Results agree either way, to rounding.
+enum class SoftmaxRule {
+  kAny,  // whatever the engine does fastest; checked, and done again where it went out of range
+  kRunningMax,  // the largest score so far, always
+};
+
 struct PlanOptions {
   std::string
       backend;      // a name from `fovea info` ("cpu", "reference"); empty: the best that takes it
   int threads = 0;  // CPU engines; 0: FOVEA_NUM_THREADS, or all cores this process may use
+  SoftmaxRule softmax = SoftmaxRule::kAny;  // Hopper engine; the others have one way
 };
 
 class Plan {

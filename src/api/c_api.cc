@@ -142,6 +142,7 @@ Status create(const fovea_problem& problem, const fovea_plan_options* options, f
   if (options != nullptr) {
     if (options->backend != nullptr) chosen.backend = options->backend;
     chosen.threads = options->threads;
+    if (options->running_max != 0) chosen.softmax = SoftmaxRule::kRunningMax;
     device = device_of(options->device_type, options->device_index);
   }
   Result<Plan> made = make_plan(problem_of(problem), device, chosen);

@@ -28,6 +28,7 @@ struct DeviceInfo {
   int threads = 1;  // CPU: worker threads a plan may use
   std::string isa;  // CPU: instruction set the engine will use, "avx512"
   GpuInfo gpu;      // CUDA devices
+  SoftmaxRule softmax = SoftmaxRule::kAny;
   friend bool operator==(const DeviceInfo&, const DeviceInfo&) = default;
 };
 

@@ -191,6 +191,7 @@ bool run_cases(const std::vector<BenchCase>& cases, BenchSetup& setup, const std
 BenchSetup setup_of(const BenchOptions& options, const DeviceInfo& device, int threads) {
   BenchSetup setup;
   setup.device = device;
+  if (options.running_max) setup.device.softmax = SoftmaxRule::kRunningMax;
   setup.backend = options.backend;
   setup.threads = threads;
   setup.check = options.check;

@@ -119,8 +119,9 @@ Status admit_subject(Arena& arena, const Plan& plan) {
 Status admit_contenders(Arena& arena, std::vector<Skipped>& skipped) {
   const harness::Case& c = arena.what.one_case;
   const BenchSetup& setup = arena.setup;
-  const Result<Plan> plan = make_plan(c.problem, setup.device.device,
-                                      {.backend = setup.backend, .threads = setup.threads});
+  const Result<Plan> plan = make_plan(
+      c.problem, setup.device.device,
+      {.backend = setup.backend, .threads = setup.threads, .softmax = setup.device.softmax});
   if (!plan.ok()) return plan.status();
   if (Status done = admit_subject(arena, *plan); !done.ok()) return done;
   if (setup.reference_peer && plan->backend() != "reference") {

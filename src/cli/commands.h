@@ -21,7 +21,8 @@ struct CaseOptions {
   std::string text;     // "b=2 hq=8 q=1024 d=64"
   std::string backend;  // empty: the plan's choice
   std::string device = "cpu";
-  int threads = 0;  // 0: the library's default
+  int threads = 0;           // 0: the library's default
+  bool running_max = false;  // of softmax, on the Hopper engine
 };
 int run_explain(const CaseOptions& options);
 int run_check(const CaseOptions& options);
@@ -38,6 +39,7 @@ struct BenchOptions {
   int threads = 0;
   double min_time = 0;  // seconds per implementation and pass; 0: the default
   bool list = false;
+  bool running_max = false;
   bool quick = false;
   bool check = true;
 };

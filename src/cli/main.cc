@@ -22,6 +22,10 @@ A case is one line of key=value words, all optional but q and d:
 
 using Command = std::function<int()>;
 
+constexpr const char* kRunningMaxHelp =
+    "Let softmax always refer to the largest score so far, on the engine that otherwise need not "
+    "(hopper)";
+
 void add_info(CLI::App& app, InfoOptions& options, Command& chosen) {
   CLI::App* command =
       app.add_subcommand("info", "Show this machine, the engines that can run on it, and versions");
@@ -40,6 +44,7 @@ void add_case_options(CLI::App& command, CaseOptions& options) {
                      "the case");
   command.add_option("--device", options.device,
                      "Where to run: cpu (the default), cuda (the first GPU) or cuda:N");
+  command.add_flag("--running-max", options.running_max, kRunningMaxHelp);
   command
       .add_option("--threads", options.threads,
                   "CPU threads; otherwise FOVEA_NUM_THREADS, or all cores")
@@ -100,6 +105,7 @@ void add_bench(CLI::App& app, BenchOptions& options, bool& no_check, Command& ch
       ->add_option("--min-time", options.min_time,
                    "Seconds that the samples of one case, pass and peer last together, at least")
       ->check(CLI::Range(0.001, 3600.0));
+  command->add_flag("--running-max", options.running_max, kRunningMaxHelp);
   command->add_flag("--no-check", no_check, "Do not compare the outputs with the oracle");
   command->add_option("--cases-dir", options.cases_dir, "Where the suites are: a folder of .json");
   command->footer(

@@ -31,7 +31,10 @@ std::optional<PlannedCase> plan_case(const char* command, const CaseOptions& opt
     return std::nullopt;
   }
   Result<Plan> plan =
-      make_plan(parsed->problem, *device, {.backend = options.backend, .threads = options.threads});
+      make_plan(parsed->problem, *device,
+                {.backend = options.backend,
+                 .threads = options.threads,
+                 .softmax = options.running_max ? SoftmaxRule::kRunningMax : SoftmaxRule::kAny});
   if (!plan.ok()) {
     std::fprintf(stderr, "%s: %s\n", command, plan.status().message().c_str());
     return std::nullopt;

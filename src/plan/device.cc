@@ -68,11 +68,13 @@ Result<DeviceInfo> discover(Device device, const PlanOptions& options) {
     Result<int> sms = sm_count(std::getenv("FOVEA_SM_COUNT"), found->gpu.sm_count);
     if (!sms.ok()) return sms.status();
     found->gpu.sm_count = *sms;
+    found->softmax = options.softmax;
     return found;
   }
   DeviceInfo info;
   info.device = Device::cpu();  // there is one CPU; an index given to it means nothing
   info.threads = *threads;
+  info.softmax = options.softmax;
   info.isa = cpu_isa_name();
   const auto& have = cpu_isas();
   if (std::find(have.begin(), have.end(), info.isa) == have.end()) {

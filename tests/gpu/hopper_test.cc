@@ -183,5 +183,21 @@ TEST_F(Hopper, ValuesThatAreNotFinite) {
   }
 }
 
+// The classic softmax, where a plan asks for it: right, and by its own way.
+TEST_F(Hopper, RunningMaximum) {
+  for (const char* rest : {"d=64 mask=causal", "d=128", "d=128 data=large_logits"}) {
+    const Case c = must_parse("b=2 hq=4 q=500 dtype=bf16 " + std::string(rest));
+    const Result<Plan> plan = make_plan(c.problem, Device::cuda(0),
+                                        {.backend = "hopper", .softmax = SoftmaxRule::kRunningMax});
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    EXPECT_NE(plan->explain().find("running maximum"), std::string::npos) << plan->explain();
+    CaseTensors tensors(c);
+    for (const harness::Accuracy& a :
+         harness::measure_accuracy(c, *plan, tensors, Device::cuda(0), kCost)) {
+      EXPECT_TRUE(a.ok) << a.tensor << ": error " << a.max_err << ", bound " << a.bound;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fovea::test

@@ -28,6 +28,7 @@ class HopperKernel : public BoundKernel {
   HopperKernel(const AttentionProblem& problem, const DeviceInfo& device)
       : p_(problem),
         device_(device.device.index),
+        care_(device.softmax == SoftmaxRule::kRunningMax ? hopper::kSafe : hopper::kBold),
         plan_(hopper::plan_forward(problem, device.gpu)),
         portable_(portable_backend().bind(problem, device)) {}
 
@@ -44,6 +45,7 @@ class HopperKernel : public BoundKernel {
            text(plan_.kernel->config.tile_q()) + " rows a head, heads in sections of " +
            text(plan_.section_heads) + ", " + text(plan_.blocks) + " blocks" +
            (plan_.ticket ? " that claim them" : "") +
+           (care_ == hopper::kSafe ? ", running maximum" : "") +
            "; tensors that TMA does not take, and backward: portable; " + portable_->describe();
   }
 
@@ -77,6 +79,7 @@ class HopperKernel : public BoundKernel {
     a.results = rows_of(t.out);
     a.lse = scalars_of(t.lse);
     a.to_log2 = static_cast<float>(scale_of(p_) * 1.4426950408889634);
+    a.care = care_;
     a.schedule.heads = static_cast<int>(p_.batch * p_.head_q);
     a.schedule.section_heads = plan_.section_heads;
     a.schedule.row_tiles = plan_.row_tiles;
@@ -103,6 +106,7 @@ class HopperKernel : public BoundKernel {
  private:
   const AttentionProblem p_;
   const int device_;
+  const hopper::Care care_;
   const ForwardPlan plan_;
   const std::unique_ptr<const BoundKernel> portable_;
 };

@@ -7,6 +7,11 @@
 
 namespace fovea::cuda::hopper {
 
+// How carefully a tile is worked on. Most tiles are weighed by the largest score of their first
+// keys; where that went out of range they are done again with a running maximum, and where values
+// that are not finite met hidden keys, again without those values.
+enum Care : int { kBold = 0, kSafe = 1, kClean = 2 };
+
 // The order in which tiles of rows are worked on: heads in sections whose K and V stay in the L2
 // cache together; within a section the longest rows of all heads first (or head by head where all
 // are equally long).
@@ -26,6 +31,7 @@ struct ForwardArguments {
   Problem p;
   Rows values, results;  // v and out, for what TMA does not do
   RowScalars lse;        // data may be null
+  Care care;             // that every tile gets
   float to_log2;         // takes q . k to a score in log2 units
   Schedule schedule;
 };

@@ -156,7 +156,7 @@ class Producer {
     const int back = at / heads;
     const int head = first + at - back * heads;
     work.tile = tile;
-    work.care = s_.failures < kPatience ? kBold : kSafe;
+    work.care = s_.failures < kPatience ? a_.care : kSafe;
     work.b = head / a_.p.head_q;
     work.head = head - work.b * a_.p.head_q;
     work.row = (schedule.row_tiles - 1 - back) * kC.tile_q();

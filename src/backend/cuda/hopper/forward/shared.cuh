@@ -2,16 +2,12 @@
 // about the tile to work on.
 #pragma once
 
+#include "backend/cuda/hopper/forward/arguments.h"
 #include "backend/cuda/hopper/forward/config.h"
 #include "prim/cuda/tile/ring.cuh"
 #include "prim/cuda/tile/swizzled.h"
 
 namespace fovea::cuda::hopper {
-
-// How carefully a tile is worked on. Most tiles are weighed by the largest score of their first
-// keys; where that went out of range they are done again with a running maximum, and where values
-// that are not finite met hidden keys, again without those values.
-enum Care : int { kBold = 0, kSafe = 1, kClean = 2 };
 
 // A tile of rows and the blocks of keys that they see.
 struct Work {

@@ -27,7 +27,7 @@ class Epilogue {
         batch_at_(work.batch_at),
         rows_(min(work.q_len - work.row - warpgroup * kRowsOfWarpgroup, kRowsOfWarpgroup)),
         row_(work.q_row + work.row + warpgroup * kRowsOfWarpgroup),
-        again_(work.care != kBold),
+        again_(work.care != a.care),
         s_out_(ptx::shared_address(s.out[warpgroup])) {}
 
   __device__ __forceinline__ void store(const Softmax& softmax,
