@@ -91,6 +91,7 @@ TEST_F(HopperChoice, TakesLargeProblems) {
   }
   problem_.mask = Mask::window(100, 0);
   problem_.features = Feature::kSink | Feature::kKeyLengths;
+  problem_.softcap = 30;
   EXPECT_EQ(chosen().first, "hopper") << chosen().second;
 }
 
@@ -105,8 +106,6 @@ TEST_F(HopperChoice, SaysWhyNot) {
   expect("dtype is f32, takes f16, bf16");
   problem_.features = Feature::kBias;
   expect("takes no problem with a bias");
-  problem_.softcap = 30;
-  expect("takes no softcap");
   problem_.mask = Mask::causal().with_prefix(5);
   expect("takes no mask with a prefix");
   problem_.dim_qk = 36;

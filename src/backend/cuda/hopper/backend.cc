@@ -36,7 +36,8 @@ class HopperKernel : public BoundKernel {
     const hopper::ForwardConfig& c = plan_.kernel->config;
     return std::string("hopper/") + dtype_name(p_.dtype) + "/d" + std::to_string(c.dim_qk) +
            (c.dim_v == c.dim_qk ? "" : "v" + std::to_string(c.dim_v)) + "/" +
-           std::to_string(c.tile_q()) + "x" + std::to_string(c.tile_kv);
+           std::to_string(c.tile_q()) + "x" + std::to_string(c.tile_kv) +
+           (c.capped ? "/softcap" : "");
   }
 
   std::string describe() const override {
@@ -78,7 +79,9 @@ class HopperKernel : public BoundKernel {
     a.values = rows_of(t.v);
     a.results = rows_of(t.out);
     a.lse = scalars_of(t.lse);
-    a.to_log2 = static_cast<float>(scale_of(p_) * 1.4426950408889634);
+    // Of what softcap leaves, a number between -1 and 1, or of the product.
+    const double unit = p_.softcap > 0 ? p_.softcap : scale_of(p_);
+    a.to_log2 = static_cast<float>(unit * 1.4426950408889634);
     a.care = care_;
     a.schedule.heads = static_cast<int>(p_.batch * p_.head_q);
     a.schedule.section_heads = plan_.section_heads;
@@ -132,7 +135,6 @@ class HopperBackend : public Backend {
           std::pair{Feature::kAlibi, "ALiBi"}}) {
       refuse(has(p.features, feature), std::string("takes no problem with ") + what);
     }
-    refuse(p.softcap > 0, "takes no softcap");
     refuse(p.dropout > 0, "takes no dropout");
     refuse(p.mask.prefix > 0, "takes no mask with a prefix");
     refuse(!(scale_of(p) > 0), "scale is not positive");

@@ -3,6 +3,7 @@
 // weights; warpgroups take turns at asking for products.
 #pragma once
 
+#include "backend/cuda/common/softcap.cuh"
 #include "backend/cuda/hopper/forward/softmax.cuh"
 #include "backend/cuda/hopper/forward/store.cuh"
 #include "prim/cuda/ptx/wgmma.cuh"
@@ -101,6 +102,7 @@ class Consumer {
     }
     if (lane() == 0) k_.release();
     k_.advance();
+    cap();
     seen.hide(scores_, n * kTileKv, kTileKv);
     softmax_.look(scores_, a_.to_log2);
     softmax_.weigh(scores_, a_.to_log2);
@@ -183,6 +185,7 @@ class Consumer {
     ptx::pin(scores_);
     if (lane() == 0) k_.release();
     k_.advance();
+    cap();
     bool moved;
     if constexpr (kCareful) {
       seen.hide(scores_, n * kTileKv, kTileKv);
@@ -209,6 +212,11 @@ class Consumer {
     ptx::pin(out_);
     if (lane() == 0) v_.release();
     v_.advance();
+  }
+
+  __device__ __forceinline__ void cap() {
+    // Products of large head dims leave time for special functions, and few registers.
+    if constexpr (kC.capped) cap_scores<kC.dim_qk <= 128>(scores_, a_.p.scale_of_cap);
   }
 
   __device__ __forceinline__ void issue_scores() {

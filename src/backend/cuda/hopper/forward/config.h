@@ -13,8 +13,9 @@ struct ForwardConfig {
   int dim_qk, dim_v;  // padded
   int warpgroups;     // that compute; one more loads
   int tile_kv;
-  int stages;  // of K and of V in shared memory
-  int unroll;  // blocks of keys a turn of the bare loop
+  int stages;   // of K and of V in shared memory
+  int unroll;   // blocks of keys a turn of the bare loop
+  bool capped;  // scores go through softcap
 
   constexpr int tile_q() const { return kRowsOfWarpgroup * warpgroups; }
 
@@ -46,10 +47,11 @@ struct ForwardConfig {
 
 // A configuration as a type: what kernels are instantiated with.
 template <typename T, int kDimQk, int kDimV, int kWarpgroups, int kTileKv, int kUnroll = 1,
-          int kStages = 2>
+          int kStages = 2, bool kCapped = false>
 struct ForwardShape {
   using Element = T;
-  static constexpr ForwardConfig kConfig = {kDimQk, kDimV, kWarpgroups, kTileKv, kStages, kUnroll};
+  static constexpr ForwardConfig kConfig = {kDimQk,  kDimV,   kWarpgroups, kTileKv,
+                                            kStages, kUnroll, kCapped};
 };
 
 }  // namespace fovea::cuda::hopper

@@ -3,6 +3,7 @@
 
 #include "backend/cuda/hopper/forward/shared.cuh"
 #include "backend/cuda/portable/geometry.cuh"
+#include "prim/cuda/ptx/registers.cuh"
 
 namespace fovea::cuda::hopper {
 
@@ -30,8 +31,9 @@ class RowsSeen {
   template <int kCount>
   __device__ __forceinline__ void hide(float (&scores)[kCount], int key, int count) const {
     if (all(key, count)) return;
-    const int row = row_ + threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
-    const int first = key + threadIdx.x % 4 * 2;
+    const int at = ptx::renewed(threadIdx.x);  // what masks need is not kept from block to block
+    const int row = row_ + at % kWarpgroup / 32 * 16 + at % 32 / 4;
+    const int first = key + at % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const Sight sees = sight(row + 8 * half);
