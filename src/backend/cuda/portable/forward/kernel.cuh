@@ -248,18 +248,24 @@ class ForwardBlock {
     // Most tiles are seen whole and, once rows have a reference, ask no questions at their chunks.
     const bool plain = sight.shows(first, first + kTileKv) && !place_.careful &&
                        read_.whole(first + kLast) && read_.fetched(first + kLast);
-    int chunk = kLast;
 #pragma unroll 1
-    for (; chunk >= 0 && !(plain && settled_); chunk -= kKeys) {
+    for (int chunk = kLast; chunk >= 0; chunk -= kKeys) {
       const int begin = first + chunk;
+      if (plain) {
+        if (read_.hides_all()) {
+          read_.skip(begin, after(chunk));
+          continue;
+        }
+        // Rows that have seen nothing stay without a reference as long as nothing is shown to them.
+        if (settled_ || !read_.shows_first(softmax_.reference)) {
+          add_read_chunk<false>(n, chunk, true, after(chunk));
+          continue;
+        }
+      }
       if (sight.hides(begin, begin + kKeys)) continue;
       const bool now = read_.whole(begin);
       if (now && !read_.fetched(begin)) read_.fetch(begin);
       add_read_chunk<true>(n, chunk, now, after(chunk));
-    }
-#pragma unroll 1
-    for (; chunk >= 0; chunk -= kKeys) {
-      add_read_chunk<false>(n, chunk, true, after(chunk));
     }
   }
 

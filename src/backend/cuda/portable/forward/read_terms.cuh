@@ -68,9 +68,30 @@ class ReadTerms {
       start(scores, first, true, next);
     } else {
       start_mask(scores);
-      fetch(Begins(*this), next >= 0 ? next : first);
-      ahead_key_ = next;
+      skip(first, next);
     }
+  }
+  // Nothing but the fetching.
+  __device__ __forceinline__ void skip(int first, int next) {
+    fetch(Begins(*this), next >= 0 ? next : first);
+    ahead_key_ = next;
+  }
+
+  // Of fetched terms: whether a mask hides every key from all of the warp's rows.
+  __device__ __forceinline__ bool hides_all() const {
+    if constexpr (kBias) return false;
+    uint32_t bytes = 0;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) bytes |= mask_bytes(r);
+    return __all_sync(0xffffffffu, bytes == 0);
+  }
+  // Whether they may be the first to show a key to a row without a reference.
+  __device__ __forceinline__ bool shows_first(const float (&reference)[kRows]) const {
+    if constexpr (kBias) return true;
+    bool first = false;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) first |= reference[r] == -kInfinity && mask_bytes(r) != 0;
+    return __any_sync(0xffffffffu, first);
   }
 
   // A bit for every score that a mask hides, before the product.
@@ -162,6 +183,14 @@ class ReadTerms {
         }
       }
     }
+  }
+
+  // Of the lane's row r, or'ed: not zero if the fetched mask shows it one of the lane's keys.
+  __device__ __forceinline__ uint32_t mask_bytes(int r) const {
+    uint32_t bytes = 0;
+#pragma unroll
+    for (int run = 0; run < kRuns; ++run) bytes |= ahead_[r][run][0] | ahead_[r][run][1];
+    return bytes;
   }
 
   __device__ __forceinline__ void start_bias(Scores& scores) const {
