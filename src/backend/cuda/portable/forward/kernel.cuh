@@ -166,18 +166,19 @@ class ForwardBlock {
 
   // Whether the sums and outputs of this lane's rows can be trusted.
   __device__ __forceinline__ bool plausible() const {
-    float zero = 0;  // NaN when an output is not finite
-    bool in_range = true;
+    bool trusted = true;
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {
-      if (row_in_tile<kM, kSharing>(r) < place_.rows) in_range &= softmax_.in_range(r);
+      float zero = 0;  // NaN when an output is not finite
 #pragma unroll
       for (int d = 0; d < kOut; ++d) {
         zero = fmaf(out_[r / 2][d][r % 2 * 2], 0.0f, zero);
         zero = fmaf(out_[r / 2][d][r % 2 * 2 + 1], 0.0f, zero);
       }
+      trusted &= zero == 0;
+      if (row_in_tile<kM, kSharing>(r) < place_.rows) trusted &= softmax_.in_range(r);
     }
-    return in_range && zero == 0;
+    return trusted;
   }
 
   // A sink is a key with no value: it starts the sums, in the first part alone.
