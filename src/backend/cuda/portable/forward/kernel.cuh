@@ -25,6 +25,8 @@ class ForwardBlock {
   static constexpr ForwardConfig kC = Shape::kConfig;
   static constexpr bool kAnyTerms = kC.terms == Terms::kAny;
   static constexpr bool kComputed = kC.terms == Terms::kComputed;
+  // Where registers allow, softcap is applied in one go with the weights, and ALiBi apart from it.
+  static constexpr bool kApart = kComputed && kC.dim_qk <= 64;
   static constexpr bool kRead = kC.terms == Terms::kBias || kC.terms == Terms::kMask;
   static constexpr int kM = kC.m_tiles, kOut = kC.dim_v / 8;
   static constexpr int kTileQ = kC.tile_q(), kTileKv = kC.tile_kv;
@@ -214,7 +216,11 @@ class ForwardBlock {
       const int chunk = c * kC.chunk_kv, begin = first + chunk;
       const bool all = sight.shows(begin, begin + kC.chunk_kv);
       if (!kTight && bets && settled_ && all && !place_.careful) {
-        add_chunk<false, kC.chunk_kv>(s_k, s_v, chunk, begin, all);
+        if (kApart && computed().alibi()) {
+          add_chunk<false, kC.chunk_kv, true>(s_k, s_v, chunk, begin, all);
+        } else {
+          add_chunk<false, kC.chunk_kv>(s_k, s_v, chunk, begin, all);
+        }
         continue;
       }
       // In smaller steps, for a mask and a look at the reference need registers too.
@@ -323,14 +329,16 @@ class ForwardBlock {
   }
 
   // kCareful: some row may not see some key (unless `all`), or the reference may have to move.
-  template <bool kCareful, int kKeys>
+  // kAlibi: what a computed term is where the two have code of their own; softcap otherwise.
+  template <bool kCareful, int kKeys, bool kAlibi = false>
   __device__ __forceinline__ void add_chunk(uint32_t s_k, uint32_t s_v, int chunk, int first,
                                             bool all) {
-    const float to_log2 = kAnyTerms   ? kLog2e
-                          : kComputed ? computed().to_log2()
-                                      : a_.p.scale * kLog2e;
+    const bool alibi = kCareful || !kApart ? kComputed && computed().alibi() : kAlibi;
+    const float to_log2 = kAnyTerms             ? kLog2e
+                          : kComputed && !alibi ? a_.p.softcap * kLog2e
+                                                : a_.p.scale * kLog2e;
     ptx::Fragment scores[kM][kKeys / 8];
-    if constexpr (kComputed) {
+    if (alibi) {
       computed().template start<!kCareful>(scores, first);
     } else {
       tile::clear(scores);
@@ -341,15 +349,16 @@ class ForwardBlock {
       tile::add_dot_rows<T, TileQ, TileK>(scores, s_q_, first_row(), s_k, chunk);
     }
     const ScoreRows<T, kM, kSharing> rows(a_.p, place_);
-    // In one go with the weights where registers allow.
-    constexpr bool kOneGo = kComputed && !kCareful && kC.dim_qk <= 64;
-    if constexpr (kComputed && !kOneGo) computed().finish(scores);
+    constexpr bool kOneGo = kApart && !kAlibi && !kCareful;
+    if constexpr (kComputed && !kOneGo) {
+      if (!alibi) computed().cap(scores);
+    }
     if constexpr (kAnyTerms) rows.apply_terms(scores, first);
     if constexpr (kCareful) {
       if (!all) rows.hide_unseen(scores, first);
       softmax_.step(scores, out_, to_log2);
     } else if constexpr (kOneGo) {
-      computed().weigh(softmax_, scores);
+      computed().cap_and_weigh(softmax_, scores);
     } else {
       softmax_.weigh(scores, to_log2);
     }
