@@ -260,7 +260,7 @@ class ForwardBlock {
       const int begin = first + chunk;
       if (plain) {
         if (read_.hides_all()) {
-          read_.skip(begin, after(chunk));
+          read_.fetch_next(begin, after(chunk));
           continue;
         }
         // Rows that have seen nothing stay without a reference as long as nothing is shown to them.
@@ -291,7 +291,7 @@ class ForwardBlock {
       read_.start(scores, begin, now, next);
       if (place_.careful) hidden = read_.masked(scores);
     } else {
-      read_.start_fetched(scores, begin, next);
+      read_.start_fetched(scores);
     }
     if constexpr (kC.q_in_registers) {
       tile::add_dot_fragments<T, TileK>(scores, q_, s_k, chunk);
@@ -305,6 +305,8 @@ class ForwardBlock {
         softmax_.look(scores, out_, to_log2);
         settled_ = !place_.careful && settled();
       }
+    } else {
+      read_.fetch_next(begin, next);  // while the product is worked on
     }
     softmax_.weigh(scores, to_log2);
     tile::add_weighted_rows<T, TileV>(out_, scores, s_v, chunk, false);
