@@ -46,7 +46,8 @@ struct Problem {
   Broadcast bias, bool_mask;
   bool bias_is_f32;
   bool bias_pairs, mask_pairs;  // keys 2 n and 2 n + 1 of every row may be read at once
-  bool term_runs;               // keys 8 n .. 8 n + 7 may, and a bias is of the problem's dtype
+  // Keys 8 n .. 8 n + 7 may, and a bias is of the problem's dtype, which 1 / scale fits.
+  bool term_runs;
   const float* alibi;
   int64_t alibi_batch, alibi_head;
   const float* sink;

@@ -6,6 +6,15 @@
 #include "base/philox.h"
 
 namespace fovea::cuda {
+namespace {
+
+// Whether 1 / scale, which a bias is multiplied by, can be the sum of two values of its dtype.
+bool holds_inverse(const AttentionProblem& p) {
+  return p.dtype != DType::kF16 || (scale_of(p) > 0x1p-15 && scale_of(p) < 0x1p8);
+}
+
+}  // namespace
+
 Broadcast broadcast_of(const TensorView& t) {
   const auto stride = [&](size_t d) { return t.sizes[d] == 1 ? 0 : t.strides[d]; };
   return {t.data, stride(0), stride(1), stride(2)};
@@ -55,7 +64,7 @@ Problem problem_of(const AttentionProblem& p, const AttentionInputs& t) {
     out.bias = broadcast_of(t.bias);
     out.bias_is_f32 = t.bias.dtype == DType::kF32;
     out.bias_pairs = rows_begin_on(t.bias, 2);
-    out.term_runs = t.bias.dtype == p.dtype && rows_begin_on(t.bias, 8);
+    out.term_runs = t.bias.dtype == p.dtype && rows_begin_on(t.bias, 8) && holds_inverse(p);
   }
   if (has(p.features, Feature::kBoolMask)) {
     out.bool_mask = broadcast_of(t.mask);

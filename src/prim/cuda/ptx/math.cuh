@@ -45,6 +45,18 @@ __device__ __forceinline__ float2 unpack(uint32_t pair) {
   }
 }
 
+// The larger values of two pairs; NaN stays NaN.
+template <typename T>
+__device__ __forceinline__ uint32_t max_of_pairs(uint32_t a, uint32_t b) {
+  uint32_t y;
+  if constexpr (std::is_same_v<T, __half>) {
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  } else {
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  }
+  return y;
+}
+
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
 __device__ __forceinline__ float to_float(float x) { return x; }

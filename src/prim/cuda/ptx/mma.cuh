@@ -1,4 +1,5 @@
-// mma.sync: a warp multiplies a 16 x 16 by a 16 x 8 fragment, accumulating in float.
+// mma.sync: a warp multiplies a 16 x 16 (or 16 x 8) by a 16 x 8 (8 x 8) fragment, accumulating in
+// float.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -58,6 +59,29 @@ __device__ __forceinline__ void mma_m16n8k16<__half>(Fragment& d, const uint32_t
       : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]),
         "f"(c[2]), "f"(c[3]));
+}
+
+// Of half the depth: a holds columns 2 (l % 4) and the next of rows l / 4 and l / 4 + 8, b rows
+// 2 (l % 4) and the next of column l / 4.
+template <typename T>
+__device__ __forceinline__ void mma_m16n8k8(Fragment& c, uint32_t a0, uint32_t a1, uint32_t b);
+
+template <>
+__device__ __forceinline__ void mma_m16n8k8<__nv_bfloat16>(Fragment& c, uint32_t a0, uint32_t a1,
+                                                           uint32_t b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(b));
+}
+
+template <>
+__device__ __forceinline__ void mma_m16n8k8<__half>(Fragment& c, uint32_t a0, uint32_t a1,
+                                                    uint32_t b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(b));
 }
 
 }  // namespace fovea::ptx

@@ -57,7 +57,15 @@ struct SharedTile {
       const int lane = this_lane();
       return Lane(lane % 8 + lane / 16 * 8, lane / 8 % 2);
     }
-    // Byte offset of the block at (row, col), both multiples of 16.
+    // What a lane holds of fragments: columns 2 (lane % 4) and the next of row lane / 4.
+    __device__ __forceinline__ static Lane fragments() {
+      const int lane = this_lane();
+      Lane at(lane / 4, 0);
+      at.full_ += lane % 4 * 4;  // within a chunk, so that exchanges leave it alone
+      at.rest_ += lane % 4 * 4;
+      return at;
+    }
+    // Byte offset of the block at (row, col), multiples of 16, or 8 where fragments are meant.
     __device__ __forceinline__ uint32_t at(int row, int col) const {
       const int chunk = col / 8, width = panel_width(chunk);
       const uint32_t base = width == 8 ? full_ : rest_;
@@ -66,9 +74,9 @@ struct SharedTile {
 
    private:
     __device__ __forceinline__ static int this_lane() {
-      int lane = threadIdx.x % 32;
-      if constexpr (kFrugal) asm volatile("" : "+r"(lane));
-      return lane;
+      uint32_t thread = threadIdx.x;
+      if constexpr (kFrugal) asm volatile("" : "+r"(thread));
+      return static_cast<int>(thread % 32);
     }
     __device__ __forceinline__ Lane(int row, int chunk)
         : full_(kChunks >= 8 ? offset(row, chunk) : 0),

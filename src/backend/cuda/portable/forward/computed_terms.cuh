@@ -30,29 +30,27 @@ class ComputedTerms {
                  : "memory");
   }
 
-  // What takes scores to log2 units once they are finished.
-  __device__ __forceinline__ float to_log2() const {
-    return (p_.alibi == nullptr ? p_.softcap : p_.scale) * kLog2e;
-  }
+  // Which of the two it is.
+  __device__ __forceinline__ bool alibi() const { return p_.alibi != nullptr; }
 
   // Whether the first keys that a row looks at tell how large its scores get: not if those that are
   // nearest come later. Keys then lie before all rows that see them.
   __device__ __forceinline__ bool foreseeable() const {
-    return p_.alibi == nullptr || (p_.right == 0 && p_.prefix == 0);
+    return !alibi() || (p_.right == 0 && p_.prefix == 0);
   }
 
-  // What the scores of keys first .. begin at, in units of the product. kBefore: the keys lie
-  // before the rows.
+  // What the scores of keys first .. begin at with ALiBi, in units of the product. kBefore: the
+  // keys lie before the rows.
   template <bool kBefore, int kN>
   __device__ __forceinline__ void start(ptx::Fragment (&scores)[kM][kN], int first) const {
-    if (p_.alibi == nullptr) {
-      tile::clear(scores);
-      return;
-    }
-    const auto key = static_cast<float>(first + lane() % 4 * 2);
+    // Worked out wherever it is asked for: there is no register to keep it in.
+    uint32_t thread = threadIdx.x;
+    asm volatile("" : "+r"(thread));
+    const auto key = static_cast<float>(first + static_cast<int>(thread % 4 * 2));
+    const uint32_t rows = rows_ + (thread / 32 * 16 * kM + thread % 32 / 4) * 8;
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {
-      const float2 row = tile::load_float2(rows_ + row_in_tile<kM>(r) * 8);
+      const float2 row = tile::load_float2(rows + r * 8 * 8);
       const float slope = row.x, distance = row.y - key;
 #pragma unroll
       for (int n = 0; n < kN; ++n) {
@@ -68,29 +66,65 @@ class ComputedTerms {
 
   // tanh of what softcap bounds, in units of its bound.
   template <int kN>
-  __device__ __forceinline__ void finish(ptx::Fragment (&scores)[kM][kN]) const {
-    if (p_.alibi != nullptr) return;
+  __device__ __forceinline__ void cap(ptx::Fragment (&scores)[kM][kN]) const {
     if (to_quarters(scores)) {
-      tile::map(scores, [](float x) { return odd_series(x, 1.0f) * x; });
+      tile::map(scores, [](float x) { return odd_series(x) * x; });
     } else {
       tile::map(scores, [](float x) { return tanh_for<T>(0.25f * x); });
     }
   }
 
-  // finish and RunningSoftmax::weigh in one.
+  // cap and RunningSoftmax::weigh in one. Below a quarter of the bound tanh is a cubic (to 7.8e-6
+  // of the bound), below half of it the series of cap, both with factors that take scores to log2
+  // units besides. They are polynomials in what the square of a score lacks to that of the limit,
+  // whose sign tells that the score is below it. 16 rows at a time, for want of registers.
   template <int kN>
-  __device__ __forceinline__ void weigh(RunningSoftmax<kM>& softmax,
-                                        ptx::Fragment (&scores)[kM][kN]) const {
-    const float unit = to_log2();
-    if (p_.alibi != nullptr) {
-      softmax.weigh(scores, unit);
-    } else if (to_quarters(scores)) {
-      softmax.weigh_by(scores, [&](float x, float minus_base) {
-        return fmaf(odd_series(x, unit), x, minus_base);
+  __device__ __forceinline__ void cap_and_weigh(RunningSoftmax<kM>& softmax,
+                                                ptx::Fragment (&scores)[kM][kN]) const {
+    constexpr float kCubic1 = 9.9984342e-01f, kCubic3 = -3.2319887e-01f;
+    constexpr float kMostBound = 64;  // of larger ones the cubic would not be near enough
+    float unit = p_.softcap * kLog2e, scale = p_.scale_of_cap;
+    asm volatile("" : "+f"(unit), "+f"(scale));  // what follows is not kept, for the same reason
+    const float quarter = p_.softcap > kMostBound ? 0.0f : 0.25f * p_.softcap * p_.inverse_scale;
+    const float square = quarter * quarter;
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+      ptx::Fragment lacks[1][kN];
+      uint32_t below = kSign;
+#pragma unroll
+      for (int i = 0; i < 4 * kN; ++i) {
+        const float x = scores[m][i / 4][i % 4];
+        lacks[0][i / 4][i % 4] = fmaf(x, x, -square);
+        below &= __float_as_uint(lacks[0][i / 4][i % 4]);
+      }
+      if (__all_sync(0xffffffffu, below != 0)) {
+        const float first = unit * scale * (kCubic1 + kCubic3 / 16);
+        const float third = unit * scale * scale * scale * kCubic3;
+        softmax.weigh_tile(m, scores[m], [&](int i, float x, float minus_base) {
+          return fmaf(fmaf(third, lacks[0][i / 4][i % 4], first), x, minus_base);
+        });
+        continue;
+      }
+      const float half = 0.5f * p_.softcap * p_.inverse_scale, farther = square - half * half;
+      below = kSign;
+      tile::map(lacks, [&](float x) {
+        below &= __float_as_uint(x + farther);
+        return x + farther;
       });
-    } else {
-      tile::map(scores, [](float x) { return tanh_for<T>(0.25f * x); });
-      softmax.weigh(scores, unit);
+      if (__all_sync(0xffffffffu, below != 0)) {
+        const float four = 4 * scale, powers = unit * four;
+        const float first = powers * (kSeries1 + 4 * kSeries3 + 16 * kSeries5);
+        const float third = powers * four * four * (kSeries3 + 8 * kSeries5);
+        const float fifth = powers * four * four * four * four * kSeries5;
+        softmax.weigh_tile(m, scores[m], [&](int i, float x, float minus_base) {
+          const float z = lacks[0][i / 4][i % 4];
+          return fmaf(fmaf(fmaf(fifth, z, third), z, first), x, minus_base);
+        });
+      } else {
+        softmax.weigh_tile(m, scores[m], [&](int, float x, float minus_base) {
+          return fmaf(tanh_for<T>(x * scale), unit, minus_base);
+        });
+      }
     }
   }
 
@@ -112,12 +146,15 @@ class ComputedTerms {
     return __all_sync(0xffffffffu, (bits & 0x40000000u) == 0);
   }
 
-  // unit * tanh(x / 4) / x for |x| < 2, to 2.3e-5 of it.
-  static __device__ __forceinline__ float odd_series(float x, float unit) {
+  // tanh(x / 4) / x for |x| < 2, to 2.3e-5 of it.
+  static constexpr float kSeries1 = 2.499943589e-01f, kSeries3 = -5.182679795e-03f,
+                         kSeries5 = 1.125095354e-04f;
+  static __device__ __forceinline__ float odd_series(float x) {
     const float z = x * x;
-    return fmaf(fmaf(1.125095354e-04f * unit, z, -5.182679795e-03f * unit), z,
-                2.499943589e-01f * unit);
+    return fmaf(fmaf(kSeries5, z, kSeries3), z, kSeries1);
   }
+
+  static constexpr uint32_t kSign = 0x80000000u;
 
   const Problem& p_;
   const Place& place_;

@@ -62,7 +62,6 @@ constexpr ForwardConfig forward_config(int element_bytes, int dim_qk, int dim_v,
   if (dim_v > 128) c.m_tiles = 1;
   // What is fetched needs registers.
   if ((terms == Terms::kBias || terms == Terms::kMask) && dim_qk > 64) c.chunk_kv = 32;
-  if (terms == Terms::kBias) c.q_in_registers = false;
   if (terms == Terms::kAny) {
     c.chunk_kv = dim_qk > 64 ? 16 : 32;  // their loads and the dropout generator need registers
     c.tile_kv = dim_qk > 128 ? 32 : 64;

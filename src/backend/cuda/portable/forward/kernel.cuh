@@ -25,6 +25,8 @@ class ForwardBlock {
   static constexpr ForwardConfig kC = Shape::kConfig;
   static constexpr bool kAnyTerms = kC.terms == Terms::kAny;
   static constexpr bool kComputed = kC.terms == Terms::kComputed;
+  // Where registers allow, softcap is applied in one go with the weights, and ALiBi apart from it.
+  static constexpr bool kApart = kComputed && kC.dim_qk <= 64;
   static constexpr bool kRead = kC.terms == Terms::kBias || kC.terms == Terms::kMask;
   static constexpr int kM = kC.m_tiles, kOut = kC.dim_v / 8;
   static constexpr int kTileQ = kC.tile_q(), kTileKv = kC.tile_kv;
@@ -166,18 +168,19 @@ class ForwardBlock {
 
   // Whether the sums and outputs of this lane's rows can be trusted.
   __device__ __forceinline__ bool plausible() const {
-    float zero = 0;  // NaN when an output is not finite
-    bool in_range = true;
+    bool trusted = true;
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {
-      if (row_in_tile<kM, kSharing>(r) < place_.rows) in_range &= softmax_.in_range(r);
+      float zero = 0;  // NaN when an output is not finite
 #pragma unroll
       for (int d = 0; d < kOut; ++d) {
         zero = fmaf(out_[r / 2][d][r % 2 * 2], 0.0f, zero);
         zero = fmaf(out_[r / 2][d][r % 2 * 2 + 1], 0.0f, zero);
       }
+      trusted &= zero == 0;
+      if (row_in_tile<kM, kSharing>(r) < place_.rows) trusted &= softmax_.in_range(r);
     }
-    return in_range && zero == 0;
+    return trusted;
   }
 
   // A sink is a key with no value: it starts the sums, in the first part alone.
@@ -213,7 +216,11 @@ class ForwardBlock {
       const int chunk = c * kC.chunk_kv, begin = first + chunk;
       const bool all = sight.shows(begin, begin + kC.chunk_kv);
       if (!kTight && bets && settled_ && all && !place_.careful) {
-        add_chunk<false, kC.chunk_kv>(s_k, s_v, chunk, begin, all);
+        if (kApart && computed().alibi()) {
+          add_chunk<false, kC.chunk_kv, true>(s_k, s_v, chunk, begin, all);
+        } else {
+          add_chunk<false, kC.chunk_kv>(s_k, s_v, chunk, begin, all);
+        }
         continue;
       }
       // In smaller steps, for a mask and a look at the reference need registers too.
@@ -248,18 +255,24 @@ class ForwardBlock {
     // Most tiles are seen whole and, once rows have a reference, ask no questions at their chunks.
     const bool plain = sight.shows(first, first + kTileKv) && !place_.careful &&
                        read_.whole(first + kLast) && read_.fetched(first + kLast);
-    int chunk = kLast;
 #pragma unroll 1
-    for (; chunk >= 0 && !(plain && settled_); chunk -= kKeys) {
+    for (int chunk = kLast; chunk >= 0; chunk -= kKeys) {
       const int begin = first + chunk;
+      if (plain) {
+        if (read_.hides_all()) {
+          read_.fetch_next(begin, after(chunk));
+          continue;
+        }
+        // Rows that have seen nothing stay without a reference as long as nothing is shown to them.
+        if (settled_ || !read_.shows_first(softmax_.reference)) {
+          add_read_chunk<false>(n, chunk, true, after(chunk));
+          continue;
+        }
+      }
       if (sight.hides(begin, begin + kKeys)) continue;
       const bool now = read_.whole(begin);
       if (now && !read_.fetched(begin)) read_.fetch(begin);
       add_read_chunk<true>(n, chunk, now, after(chunk));
-    }
-#pragma unroll 1
-    for (; chunk >= 0; chunk -= kKeys) {
-      add_read_chunk<false>(n, chunk, true, after(chunk));
     }
   }
 
@@ -278,7 +291,7 @@ class ForwardBlock {
       read_.start(scores, begin, now, next);
       if (place_.careful) hidden = read_.masked(scores);
     } else {
-      read_.start_fetched(scores, begin, next);
+      read_.start_fetched(scores);
     }
     if constexpr (kC.q_in_registers) {
       tile::add_dot_fragments<T, TileK>(scores, q_, s_k, chunk);
@@ -292,6 +305,8 @@ class ForwardBlock {
         softmax_.look(scores, out_, to_log2);
         settled_ = !place_.careful && settled();
       }
+    } else {
+      read_.fetch_next(begin, next);  // while the product is worked on
     }
     softmax_.weigh(scores, to_log2);
     tile::add_weighted_rows<T, TileV>(out_, scores, s_v, chunk, false);
@@ -316,14 +331,16 @@ class ForwardBlock {
   }
 
   // kCareful: some row may not see some key (unless `all`), or the reference may have to move.
-  template <bool kCareful, int kKeys>
+  // kAlibi: what a computed term is where the two have code of their own; softcap otherwise.
+  template <bool kCareful, int kKeys, bool kAlibi = false>
   __device__ __forceinline__ void add_chunk(uint32_t s_k, uint32_t s_v, int chunk, int first,
                                             bool all) {
-    const float to_log2 = kAnyTerms   ? kLog2e
-                          : kComputed ? computed().to_log2()
-                                      : a_.p.scale * kLog2e;
+    const bool alibi = kCareful || !kApart ? kComputed && computed().alibi() : kAlibi;
+    const float to_log2 = kAnyTerms             ? kLog2e
+                          : kComputed && !alibi ? a_.p.softcap * kLog2e
+                                                : a_.p.scale * kLog2e;
     ptx::Fragment scores[kM][kKeys / 8];
-    if constexpr (kComputed) {
+    if (alibi) {
       computed().template start<!kCareful>(scores, first);
     } else {
       tile::clear(scores);
@@ -334,15 +351,16 @@ class ForwardBlock {
       tile::add_dot_rows<T, TileQ, TileK>(scores, s_q_, first_row(), s_k, chunk);
     }
     const ScoreRows<T, kM, kSharing> rows(a_.p, place_);
-    // In one go with the weights where registers allow.
-    constexpr bool kOneGo = kComputed && !kCareful && kC.dim_qk <= 64;
-    if constexpr (kComputed && !kOneGo) computed().finish(scores);
+    constexpr bool kOneGo = kApart && !kAlibi && !kCareful;
+    if constexpr (kComputed && !kOneGo) {
+      if (!alibi) computed().cap(scores);
+    }
     if constexpr (kAnyTerms) rows.apply_terms(scores, first);
     if constexpr (kCareful) {
       if (!all) rows.hide_unseen(scores, first);
       softmax_.step(scores, out_, to_log2);
     } else if constexpr (kOneGo) {
-      computed().weigh(softmax_, scores);
+      computed().cap_and_weigh(softmax_, scores);
     } else {
       softmax_.weigh(scores, to_log2);
     }

@@ -5,10 +5,12 @@
 // neighbouring keys: 16 bytes of a bias, or 8 of a mask, are what it needs of a row and 32 keys.
 #pragma once
 
+#include <type_traits>
+
 #include "backend/cuda/portable/forward/place.cuh"
 #include "backend/cuda/portable/terms.cuh"
 #include "prim/cuda/ptx/ld_global.cuh"
-#include "prim/cuda/ptx/mma.cuh"
+#include "prim/cuda/tile/products.cuh"
 
 namespace fovea::cuda {
 
@@ -16,6 +18,7 @@ template <typename T, int kM, int kKeys, bool kBias>
 class ReadTerms {
   static constexpr int kRows = 2 * kM, kRuns = kKeys / 32, kN = kKeys / 8;
   static_assert(kM * kN % 8 == 0 && kKeys % 32 == 0);
+  static constexpr bool kHalf = std::is_same_v<T, __half>;
   static constexpr uint32_t kVisible = 0x80808080u;
 
  public:
@@ -27,7 +30,8 @@ class ReadTerms {
       : p_(p), place_(place), begins_(rows), indices_(rows + count * 8) {}
 
   // Where the warp's rows begin in the tensor. Those past the last take the place of the first.
-  __device__ __forceinline__ void find_rows() const {
+  __device__ __forceinline__ void find_rows() {
+    if constexpr (kBias) diagonal_ = diagonal(p_.inverse_scale);
     if (lane() >= 16 * kM) return;
     const int in_tile = warp() * 16 * kM + lane();
     const Row row = place_.span.of(place_.s, in_tile < place_.rows ? in_tile : 0);
@@ -60,17 +64,42 @@ class ReadTerms {
     if (next >= 0) fetch(Begins(*this), next);
   }
 
-  // The same of fetched terms, for chunks one after another. A bias comes from afar: the branch
-  // keeps the compiler from putting off its loads until registers are free. A mask is small, and
-  // likely in a cache: without a next chunk this one's is read again, to spare the branch.
-  __device__ __forceinline__ void start_fetched(Scores& scores, int first, int next) {
+  // The same of fetched terms, for rows that need no look: they have a reference or, with a mask,
+  // see none of the keys.
+  __device__ __forceinline__ void start_fetched(Scores& scores) const {
     if constexpr (kBias) {
-      start(scores, first, true, next);
+      multiply_bias(scores);
     } else {
       start_mask(scores);
+    }
+  }
+  // Fetches what keys next .. begin at, unless negative. A bias comes from afar: the branch keeps
+  // the compiler from putting off its loads until registers are free. A mask is small, and likely
+  // in a cache: without a next chunk this one's (first ..) is read again, to spare the branch.
+  __device__ __forceinline__ void fetch_next(int first, int next) {
+    if constexpr (kBias) {
+      if (next >= 0) fetch(Begins(*this), next);
+    } else {
       fetch(Begins(*this), next >= 0 ? next : first);
       ahead_key_ = next;
     }
+  }
+
+  // Of fetched terms: whether a mask hides every key from all of the warp's rows.
+  __device__ __forceinline__ bool hides_all() const {
+    if constexpr (kBias) return false;
+    uint32_t bytes = 0;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) bytes |= mask_bytes(r);
+    return __all_sync(0xffffffffu, bytes == 0);
+  }
+  // Whether they may be the first to show a key to a row without a reference.
+  __device__ __forceinline__ bool shows_first(const float (&reference)[kRows]) const {
+    if constexpr (kBias) return true;
+    bool first = false;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) first |= reference[r] == -kInfinity && mask_bytes(r) != 0;
+    return __any_sync(0xffffffffu, first);
   }
 
   // A bit for every score that a mask hides, before the product.
@@ -116,9 +145,9 @@ class ReadTerms {
  private:
   // Worked out wherever it is asked for: there is no register to keep it in.
   static __device__ __forceinline__ int lane() {
-    int lane = threadIdx.x % 32;
-    asm volatile("" : "+r"(lane));
-    return lane;
+    uint32_t thread = threadIdx.x;
+    asm volatile("" : "+r"(thread));
+    return static_cast<int>(thread % 32);
   }
   static __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
 
@@ -164,6 +193,14 @@ class ReadTerms {
     }
   }
 
+  // Of the lane's row r, or'ed: not zero if the fetched mask shows it one of the lane's keys.
+  __device__ __forceinline__ uint32_t mask_bytes(int r) const {
+    uint32_t bytes = 0;
+#pragma unroll
+    for (int run = 0; run < kRuns; ++run) bytes |= ahead_[r][run][0] | ahead_[r][run][1];
+    return bytes;
+  }
+
   __device__ __forceinline__ void start_bias(Scores& scores) const {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -172,6 +209,37 @@ class ReadTerms {
         const float2 two = ptx::unpack<T>(ahead_[r][n / 4][n % 4]);
         scores[r / 2][n][r % 2 * 2] = two.x * p_.inverse_scale;
         scores[r / 2][n][r % 2 * 2 + 1] = two.y * p_.inverse_scale;
+      }
+    }
+  }
+
+  // The same by tensor cores: fragments of the bias times a diagonal of 1 / scale, as one value of
+  // T or, where that is not exact, the sum of two.
+  __device__ __forceinline__ void multiply_bias(Scores& scores) const {
+    constexpr uint32_t kLowBits = kHalf ? 0x1fff : 0xffff;  // that T does not keep
+    tile::clear(scores);
+    add_bias_by(diagonal_, scores);
+    if ((__float_as_uint(p_.inverse_scale) & kLowBits) != 0) {
+      const float high = ptx::to_float(ptx::from_float<T>(p_.inverse_scale));
+      add_bias_by(diagonal(p_.inverse_scale - high), scores);
+    }
+  }
+  // What this lane holds of one.
+  static __device__ __forceinline__ uint32_t diagonal(float x) {
+    const int row = lane() % 4 * 2, col = lane() / 4;
+    return ptx::pack<T>(row == col ? x : 0.0f, row + 1 == col ? x : 0.0f);
+  }
+  __device__ __forceinline__ void add_bias_by(uint32_t diagonal, Scores& scores) const {
+    // -inf would meet the zeros beside the diagonal. These (-65504, -2^100) hide as well from a row
+    // that has a reference.
+    constexpr uint32_t kLeast = kHalf ? 0xfbfffbff : 0xf180f180;
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+        const uint32_t top = ptx::max_of_pairs<T>(ahead_[2 * m][n / 4][n % 4], kLeast);
+        const uint32_t bottom = ptx::max_of_pairs<T>(ahead_[2 * m + 1][n / 4][n % 4], kLeast);
+        ptx::mma_m16n8k8<T>(scores[m][n], top, bottom, diagonal);
       }
     }
   }
@@ -228,6 +296,7 @@ class ReadTerms {
   const Problem& p_;
   const Place& place_;
   const uint32_t begins_, indices_;
+  uint32_t diagonal_;   // of 1 / scale, as T
   int ahead_key_ = -1;  // whose terms have been fetched
   uint32_t ahead_[kRows][kRuns][4];
 };

@@ -61,27 +61,29 @@ struct RunningSoftmax {
   // Weights by the reference as it is. Without a look the caller has to ask in_range at the end.
   template <int kNTiles>
   __device__ __forceinline__ void weigh(ptx::Fragment (&scores)[kMTiles][kNTiles], float to_log2) {
-    weigh_by(scores, [&](float x, float minus_base) { return fmaf(x, to_log2, minus_base); });
-  }
-
-  // The same with exponent(score, minus the reference) in log2 units.
-  template <int kNTiles, typename Exponent>
-  __device__ __forceinline__ void weigh_by(ptx::Fragment (&scores)[kMTiles][kNTiles],
-                                           Exponent exponent) {
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
+      weigh_tile(m, scores[m],
+                 [&](int, float x, float minus_base) { return fmaf(x, to_log2, minus_base); });
+    }
+  }
+
+  // The same of the rows of one tile, with exponent(index, score, minus the reference) in log2
+  // units: value index % 4 of fragment index / 4.
+  template <int kNTiles, typename Exponent>
+  __device__ __forceinline__ void weigh_tile(int m, ptx::Fragment (&scores)[kNTiles],
+                                             Exponent exponent) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int r = 2 * m + half;
-        const float minus_base = reference[r] == -__builtin_huge_valf() ? 0.0f : -reference[r];
+    for (int half = 0; half < 2; ++half) {
+      const int r = 2 * m + half;
+      const float minus_base = reference[r] == -__builtin_huge_valf() ? 0.0f : -reference[r];
 #pragma unroll
-        for (int n = 0; n < kNTiles; ++n) {
+      for (int n = 0; n < kNTiles; ++n) {
 #pragma unroll
-          for (int x = 2 * half; x < 2 * half + 2; ++x) {
-            const float p = ptx::exp2_approx(exponent(scores[m][n][x], minus_base));
-            scores[m][n][x] = p;
-            sum[r] += p;
-          }
+        for (int x = 2 * half; x < 2 * half + 2; ++x) {
+          const float p = ptx::exp2_approx(exponent(4 * n + x, scores[n][x], minus_base));
+          scores[n][x] = p;
+          sum[r] += p;
         }
       }
     }
