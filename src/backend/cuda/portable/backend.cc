@@ -2,6 +2,8 @@
 #include "backend/cuda/portable/backend.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <tuple>
@@ -28,6 +30,9 @@ constexpr int64_t kSharedBlocks = 2;       // of an SM, whose warps share rows
 constexpr int64_t kManyWaves = 8;          // of blocks: enough that the last one hardly matters
 constexpr int64_t kLeastRowTiles = 2;      // of a part of the rows that a tile of keys meets
 constexpr int64_t kSmallRowTiles = 64;     // the same with small heads, where the GPU is full
+constexpr int64_t kShortKeys = 128;        // of an SM, for one launch that does all
+constexpr int64_t kShortRows = 1024;       // ...
+constexpr int64_t kShortWork = 5 << 18;    // ... scores by head dim
 constexpr double kLeastScale = 1e-6;       // that a term is divided by
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -42,6 +47,17 @@ Terms terms_of(const AttentionProblem& p) {
   // What is added comes divided by the scale.
   if (scale_of(p) < kLeastScale || scale_of(p) > 1 / kLeastScale) return Terms::kAny;
   return bias ? Terms::kBias : mask ? Terms::kMask : Terms::kComputed;
+}
+
+// Whether what lies in tensors is fewer than 2^31 values from their first.
+bool places_are_ints(std::initializer_list<const TensorView*> tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [](const TensorView* t) {
+    int64_t last = 0;
+    for (size_t d = 0; d < static_cast<size_t>(t->rank); ++d) {
+      last += (t->sizes[d] - 1) * std::abs(t->strides[d]);
+    }
+    return last < kDividable;
+  });
 }
 
 template <typename Config>
@@ -142,11 +158,21 @@ struct BackwardCut {
   int64_t row_parts = 1;  // that the rows of a tile of keys are cut into
   bool first_keys_first = false;
   int64_t query_sum_rows = 0, key_sum_rows = 0;
+  bool one_launch = false;  // of a call whose tensors suit it
 };
+
+// Whether a problem is over so soon that what is computed twice takes less than a second launch.
+bool is_short(const AttentionProblem& p, int dim, int64_t sm_count) {
+  const int64_t keys = p.batch * p.head_kv * p.kv_len, rows = p.batch * p.head_q * p.q_len;
+  if (keys > kShortKeys * sm_count || rows > kShortRows * sm_count) return false;
+  const int64_t scores = rows * p.kv_len / (p.mask.right >= 0 ? 2 : 1);
+  return scores * dim <= kShortWork * sm_count;
+}
 
 BackwardCut cut_backward(const AttentionProblem& p, const BackwardConfig& c, const GpuInfo& gpu) {
   constexpr int64_t kTile = BackwardConfig::kSumTile;
   BackwardCut cut;
+  cut.one_launch = c.small_heads && is_short(p, c.dim_qk, gpu.sm_count);
   cut.one_pass = c.one_pass() && p.determinism != Determinism::kRequired &&
                  c.key_shared_bytes() + kOwnSharedBytes <= gpu.shared_bytes;
   if (!cut.one_pass) return cut;
@@ -192,7 +218,8 @@ ForwardArguments plan_forward(const AttentionProblem& p, const ForwardConfig& c,
   return a;
 }
 
-BackwardArguments plan_backward(const AttentionProblem& p, const BackwardCut& cut) {
+BackwardArguments plan_backward(const AttentionProblem& p, const BackwardCut& cut,
+                                const GpuInfo& gpu) {
   BackwardArguments a{};
   a.batch = static_cast<int>(p.batch);
   a.stat_rows = p.layout == Layout::kPacked ? p.total_q : p.q_len;
@@ -202,6 +229,9 @@ BackwardArguments plan_backward(const AttentionProblem& p, const BackwardCut& cu
   a.of_head_kv = Divider::by(p.head_kv);
   a.of_q_len = Divider::by(p.q_len);
   a.of_head_q = Divider::by(p.head_q);
+  a.of_group = Divider::by(p.head_q / p.head_kv);
+  a.one_launch = cut.one_launch;
+  a.sm_count = gpu.sm_count;
   a.first_keys_first = cut.first_keys_first;
   return a;
 }
@@ -216,7 +246,7 @@ class PortableKernel : public BoundKernel {
         cut_(cut_forward(problem, forward_.config, device.gpu)),
         backward_cut_(cut_backward(problem, backward_.one_pass, device.gpu)),
         planned_forward_(plan_forward(problem, forward_.config, cut_)),
-        planned_backward_(plan_backward(problem, backward_cut_)) {}
+        planned_backward_(plan_backward(problem, backward_cut_, device.gpu)) {}
 
   std::string name() const override {
     const ForwardConfig& c = forward_.config;
@@ -237,7 +267,8 @@ class PortableKernel : public BoundKernel {
     return "mma.sync; forward: tiles " + text(c.tile_q()) + " x " + text(c.tile_kv) + ", " +
            text(cut_.tiles) + " tiles of rows a KV head, keys in " + text(cut_.parts) +
            (cut_.parts == 1 ? " part" : " parts") + "; backward: " +
-           (backward_cut_.one_pass
+           (backward_cut_.one_launch ? "one launch of blocks of keys and blocks of rows"
+            : backward_cut_.one_pass
                 ? "one pass over tiles of " + text(backward_.one_pass.key_tile()) +
                       " keys, their rows in " + text(backward_cut_.row_parts) +
                       (backward_cut_.row_parts == 1 ? " part" : " parts")
@@ -306,6 +337,10 @@ class PortableKernel : public BoundKernel {
     a.vector_dv = takes_vectors(t.dv);
     a.delta = static_cast<float*>(workspace.data);
     a.lse2 = a.delta + stat_rows();
+    a.one_launch &= !t.dlse.given() &&
+                    places_are_ints({&t.q, &t.k, &t.v, &t.out, &t.dout, &t.lse}) && a.vector_q &&
+                    a.vector_k && a.vector_v && a.vector_out && a.vector_dout && a.vector_dq &&
+                    a.vector_dk && a.vector_dv;
     if (backward_cut_.one_pass) {
       a.dq_sum = a.delta + padded_stats();
       a.dk_sum = a.dq_sum + backward_cut_.query_sum_rows * backward_.config.dim_qk;

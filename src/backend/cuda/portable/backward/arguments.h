@@ -16,15 +16,16 @@ struct BackwardArguments {
   float* delta;  // sum_d dout * out - dlse
   float* lse2;   // lse in log2 units; +inf for a row that sees nothing, so that its weights are 0
   int64_t stat_rows;  // q_len, or all rows when packed
-  int batch;
+  int batch, sm_count;
+  bool one_launch;  // of backward/short.cuh, which takes whole vectors and no dlse
 
   // Sums of gradients in the workspace, for blocks to add to (backward/sums.cuh): dq_sum when one
   // pass does all, the others when besides the rows that a tile of keys meets are cut into parts.
   float *dq_sum, *dk_sum, *dv_sum;
   int64_t sum_floats;  // of all three together, from dq_sum on
   int row_parts;
-  // Of row_parts, batch * head_kv, head_kv, q_len, head_q.
-  Divider of_parts, of_heads, of_head_kv, of_q_len, of_head_q;
+  // Of row_parts, batch * head_kv, head_kv, q_len, head_q, group.
+  Divider of_parts, of_heads, of_head_kv, of_q_len, of_head_q, of_group;
   bool first_keys_first;  // tiles of keys in their order over all heads, not head by head
 
   // Gradients of broadcast inputs; null when not asked for.

@@ -132,11 +132,28 @@ constexpr BackwardConfig one_pass_config(int element_bytes, int dim_qk, int dim_
   return c;
 }
 
+// The one launch of short sequences (backward/short.cuh).
+struct ShortConfig {
+  int dim;
+  int warps;        // of a block
+  int key_m_tiles;  // blocks of keys: 16 keys each, that all warps hold
+  int row_m_tiles;  // blocks of rows: 16 rows each, that `row_sharing` warps hold
+  int row_sharing;
+  int stages;  // of what a warp walks over
+  int blocks;  // of an SM, at least
+
+  constexpr int threads() const { return 32 * warps; }
+  constexpr int key_tile() const { return 16 * key_m_tiles; }
+  constexpr int row_tile() const { return 16 * row_m_tiles; }
+};
+constexpr ShortConfig short_config(int dim) { return {dim, 8, 32 / dim, 32 / dim, 2, 3, 2}; }
+
 template <typename T, int kDimQk, int kDimV, Terms kTerms>
 struct BackwardShape {
   using Element = T;
   static constexpr BackwardConfig kConfig = backward_config(sizeof(T), kDimQk, kDimV, kTerms);
   static constexpr BackwardConfig kOnePass = one_pass_config(sizeof(T), kDimQk, kDimV, kTerms);
+  static constexpr ShortConfig kShort = short_config(kDimQk);  // with small heads
   static_assert(kConfig.key_shared_bytes() <= kLeastSharedBytes &&
                 kConfig.row_shared_bytes() <= kLeastSharedBytes);
 };

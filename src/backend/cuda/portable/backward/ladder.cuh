@@ -24,6 +24,35 @@ struct KeyPlace : Place {
   int64_t sum_row;  // of the group's first query row
 };
 
+// The rows of every head, [x, y), that may see some of the keys [begin, end). Int holds sums of
+// lengths and reaches.
+template <typename Int = int64_t>
+__device__ __forceinline__ int2 seeing_rows(const Problem& p, const Sequence& s, int begin,
+                                            int end) {
+  const Int shift = s.kv_len - s.q_len;
+  Int first = 0, last = s.q_len;
+  if (p.prefix <= begin) {
+    if (p.right >= 0) first = max(first, begin - Int{p.right} - shift);
+    if (p.left >= 0) last = min(last, end + Int{p.left} - shift);
+  }
+  if (begin >= end || last < first) first = last = 0;
+  return {static_cast<int>(first), static_cast<int>(last)};
+}
+
+// Those that see all of them, were there so many.
+template <typename Int = int64_t>
+__device__ __forceinline__ int2 clear_rows(const Problem& p, const Sequence& s, int begin,
+                                           Int end) {
+  const Int shift = s.kv_len - s.q_len;
+  Int first = 0, last = s.q_len;
+  if (end > s.kv_len) return {0, 0};
+  if (p.prefix < end) {
+    if (p.right >= 0) first = max(first, end - p.right - 1 - shift);
+    if (p.left >= 0) last = min(last, Int{begin} + p.left - shift + 1);
+  }
+  return {static_cast<int>(min(first, Int{s.q_len})), static_cast<int>(max(last, Int{0}))};
+}
+
 // Called by one thread, for what it finds is in shared memory.
 template <int kTileKv, int kTileQ>
 struct Ladder {
@@ -43,34 +72,14 @@ struct Ladder {
     place.s = sequence_at(p, place.b);
     place.key_begin = tile * kTileKv;
     place.key_end = min(place.key_begin + kTileKv, place.s.kv_len);
-    const int64_t shift = place.s.kv_len - place.s.q_len;
-    int64_t begin = 0, end = place.s.q_len;
-    if (p.prefix <= place.key_begin) {
-      if (p.right >= 0) begin = max(begin, place.key_begin - int64_t{p.right} - shift);
-      if (p.left >= 0) end = min(end, place.key_end + int64_t{p.left} - shift);
-    }
-    if (place.key_begin >= place.key_end || end < begin) begin = end = 0;
-    place.row = static_cast<int>(begin);
-    place.rows = static_cast<int>(end - begin);
+    const int2 rows = seeing_rows(p, place.s, place.key_begin, place.key_end);
+    place.row = rows.x;
+    place.rows = rows.y - rows.x;
     // Below 2^31 with the most parts.
     const uint32_t row_tiles = (p.group * place.s.q_len + kTileQ - 1) / kTileQ;
     place.tile_end = a.of_parts((part + 1) * row_tiles);
     if (a.dq_sum != nullptr) place.sum_row = query_sum_row(p, place);
     return a.of_parts(part * row_tiles);
-  }
-
-  // The rows of every head, [x, y), that see all keys of a whole tile.
-  static __device__ __forceinline__ int2 clear_rows(const Problem& p, const KeyPlace& place) {
-    const int64_t begin = place.key_begin, end = begin + kTileKv;
-    const int64_t shift = place.s.kv_len - place.s.q_len;
-    int64_t first = 0, last = place.s.q_len;
-    if (end > place.s.kv_len) return {0, 0};
-    if (p.prefix < end) {
-      if (p.right >= 0) first = max(first, end - p.right - 1 - shift);
-      if (p.left >= 0) last = min(last, begin + p.left - shift + 1);
-    }
-    return {static_cast<int>(min(first, int64_t{place.s.q_len})),
-            static_cast<int>(max(last, int64_t{0}))};
   }
 
   // The first tile from `tile` on that may see the keys.

@@ -5,6 +5,7 @@
 #include "backend/cuda/portable/backward/kernels.h"
 #include "backend/cuda/portable/backward/keys.cuh"
 #include "backend/cuda/portable/backward/rows.cuh"
+#include "backend/cuda/portable/backward/short.cuh"
 #include "backend/cuda/portable/backward/small_keys.cuh"
 #include "backend/cuda/portable/backward/stats.cuh"
 
@@ -28,10 +29,34 @@ cudaError_t launch_blocks(Kernel kernel, int64_t blocks, int threads, int shared
   return cudaGetLastError();
 }
 
+// The one launch of short sequences; the gradient of a sink, which is a sum over all rows, has
+// another.
+template <typename Shape>
+cudaError_t launch_short(const BackwardArguments& a, cudaStream_t stream) {
+  constexpr ShortConfig kC = Shape::kShort;
+  const auto ceil_div = [](int64_t x, int64_t y) { return (x + y - 1) / y; };
+  const Problem& p = a.p;
+  const int64_t heads = static_cast<int64_t>(a.batch) * p.head_kv;
+  const int64_t keys = heads * ceil_div(p.kv_len, kC.key_tile());
+  const int64_t rows =
+      heads * ceil_div(p.group * ceil_div(p.q_len, kC.row_tile()), kC.warps / kC.row_sharing);
+  const bool longest_first = keys + rows > int64_t{kC.blocks} * a.sm_count;
+  cudaError_t error =
+      launch_blocks(backward_short_kernel<Shape>, keys + rows, kC.threads(),
+                    short_shared_bytes<Shape>(), stream, a, static_cast<int>(keys), longest_first);
+  if (error == cudaSuccess && a.dsink != nullptr) {
+    error = launch_blocks(sink_gradient_kernel, p.head_q, kStatThreads, 0, stream, a);
+  }
+  return error;
+}
+
 template <typename Shape>
 cudaError_t launch_backward(const BackwardArguments& a, cudaStream_t stream) {
   using T = typename Shape::Element;
   constexpr BackwardConfig kC = Shape::kConfig;
+  if constexpr (Shape::kOnePass.small_heads) {
+    if (a.one_launch) return launch_short<Shape>(a, stream);
+  }
   const auto ceil_div = [](int64_t x, int64_t y) { return (x + y - 1) / y; };
   const Problem& p = a.p;
   const int64_t heads = static_cast<int64_t>(a.batch) * p.head_kv;

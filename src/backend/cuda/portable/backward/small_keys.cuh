@@ -60,7 +60,7 @@ class SmallKeyBlock {
                                     a_.vector_k);
       load_keys<T, TileK, kThreads>(s_v, a_.v, place, place.key_begin, place.s.kv_len, a_.p.dim_v,
                                     a_.vector_v);
-      place.clear = Steps::clear_rows(a_.p, place);
+      place.clear = clear_rows(a_.p, place.s, place.key_begin, place.key_begin + kTileKv);
       const Flight flight = feed_.flight_from(place, tile);
       end = place.tile_end;
       if (a_.row_parts > 1 && flight.first.tile >= end) {

@@ -56,7 +56,7 @@ constexpr ForwardConfig forward_config(int element_bytes, int dim_qk, int dim_v,
     c.tile_kv = dim_qk <= 32 ? 256 : 128;
     c.q_in_registers = true;
   }
-  if (dim_qk == 16) c.blocks = 4;
+  if (dim_qk <= 32) c.blocks = dim_qk == 16 ? 4 : 3;
   if (dim_qk >= 64 && dim_qk <= 128) c.chunk_kv = 64;
   if (dim_qk > 128) c.tile_kv = 32;
   if (dim_v > 128) c.m_tiles = 1;

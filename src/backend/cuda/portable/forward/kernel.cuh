@@ -207,13 +207,22 @@ class ForwardBlock {
     constexpr bool kBold = !kAnyTerms && kSharing == 1;
     // Small head dims spend so little on a chunk that a question at each would show.
     constexpr bool kTight = kBold && kC.dim_qk <= 32;
-    const bool fast = kTight && !place_.careful && sight.shows(first, first + kTileKv);
+    // Two chunks at a time give the second's products something to do while the first is weighed.
+    constexpr int kStride = kTight && kC.dim_qk == 32 ? 2 : 1;
+    // Warps without rows, or whose rows see nothing of the tile, must not hold up the others.
+    if (kTight && sight.hides(first, first + kTileKv)) return;
     bool bets = kBold;
     if constexpr (kComputed) bets = computed().foreseeable();
     int c = kChunks - 1 - share();
+    // Whether chunk c and those before it ask no questions.
+    const auto clear = [&] {
+      return kTight && settled_ && !place_.careful && c % kStride == kStride - 1 &&
+             sight.shows(first, first + (c + 1) * kC.chunk_kv);
+    };
 #pragma unroll 1
-    for (; c >= 0 && !(fast && settled_); c -= kSharing) {
+    for (; c >= 0 && !clear(); c -= kSharing) {
       const int chunk = c * kC.chunk_kv, begin = first + chunk;
+      if (kTight && sight.hides(begin, begin + kC.chunk_kv)) continue;
       const bool all = sight.shows(begin, begin + kC.chunk_kv);
       if (!kTight && bets && settled_ && all && !place_.careful) {
         if (kApart && computed().alibi()) {
@@ -234,8 +243,12 @@ class ForwardBlock {
     }
     if constexpr (kTight) {
 #pragma unroll 1
-      for (; c >= 0; c -= kSharing) {
-        add_chunk<false, kC.chunk_kv>(s_k, s_v, c * kC.chunk_kv, first + c * kC.chunk_kv, true);
+      for (; c >= 0; c -= kStride) {
+#pragma unroll
+        for (int x = 0; x < kStride; ++x) {
+          const int chunk = (c - x) * kC.chunk_kv;
+          add_chunk<false, kC.chunk_kv>(s_k, s_v, chunk, first + chunk, true);
+        }
       }
     }
   }
