@@ -5,11 +5,14 @@
 
 namespace fovea::cuda {
 
+constexpr float kTanhSeries1 = 2.499943589e-01f, kTanhSeries3 = -5.182679795e-03f,
+                kTanhSeries5 = 1.125095354e-04f;
+
 // tanh(x / 4) / x for |x| < 2, to 2.3e-5 of it. Two special functions a score are more than the
 // SM's units for them have time for beside an exponential; up to there this will do.
 __device__ __forceinline__ float tanh_of_quarter_series(float x) {
   const float z = x * x;
-  return fmaf(fmaf(1.125095354e-04f, z, -5.182679795e-03f), z, 2.499943589e-01f);
+  return fmaf(fmaf(kTanhSeries5, z, kTanhSeries3), z, kTanhSeries1);
 }
 
 // Any x, to 1e-7: far below what 16-bit inputs let a logit be known to.

@@ -8,9 +8,9 @@
 #include <string>
 #include <tuple>
 
+#include "backend/cuda/common/call.h"
 #include "backend/cuda/common/error.h"
 #include "backend/cuda/portable/backward/kernels.h"
-#include "backend/cuda/portable/call.h"
 #include "backend/cuda/portable/forward/kernels.h"
 #include "backend/sequence.h"
 #include "base/refusal.h"

@@ -5,6 +5,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "backend/cuda/common/softcap.cuh"
 #include "backend/cuda/portable/geometry.cuh"
 #include "prim/cuda/ptx/math.cuh"
 
@@ -72,7 +73,7 @@ __device__ __forceinline__ float tanh_exact(float x) {
 template <typename T>
 __device__ __forceinline__ float tanh_for(float x) {
   if constexpr (sizeof(T) == 4) return tanh_exact(x);
-  return fmaf(-2.0f, __fdividef(1.0f, 1.0f + ptx::exp2_approx(x * 2.885390082f)), 1.0f);
+  return tanh_by_exp(x);
 }
 
 // The logit in natural-log units, -inf where the boolean mask hides it. Keys past the sequence are

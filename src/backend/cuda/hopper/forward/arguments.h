@@ -3,7 +3,7 @@
 
 #include <cuda.h>
 
-#include "backend/cuda/portable/arguments.h"
+#include "backend/cuda/common/problem.h"
 
 namespace fovea::cuda::hopper {
 

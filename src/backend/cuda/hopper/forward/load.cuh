@@ -2,9 +2,9 @@
 // its Q, K and V.
 #pragma once
 
+#include "backend/cuda/common/sequence.cuh"
 #include "backend/cuda/hopper/forward/arguments.h"
 #include "backend/cuda/hopper/forward/shared.cuh"
-#include "backend/cuda/portable/geometry.cuh"
 #include "prim/cuda/ptx/tma.cuh"
 
 namespace fovea::cuda::hopper {

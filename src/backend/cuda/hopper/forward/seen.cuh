@@ -1,8 +1,8 @@
 // Which keys the rows of a warpgroup see.
 #pragma once
 
+#include "backend/cuda/common/sequence.cuh"
 #include "backend/cuda/hopper/forward/shared.cuh"
-#include "backend/cuda/portable/geometry.cuh"
 #include "prim/cuda/ptx/registers.cuh"
 
 namespace fovea::cuda::hopper {

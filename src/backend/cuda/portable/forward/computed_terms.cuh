@@ -68,7 +68,7 @@ class ComputedTerms {
   template <int kN>
   __device__ __forceinline__ void cap(ptx::Fragment (&scores)[kM][kN]) const {
     if (to_quarters(scores)) {
-      tile::map(scores, [](float x) { return odd_series(x) * x; });
+      tile::map(scores, [](float x) { return tanh_of_quarter_series(x) * x; });
     } else {
       tile::map(scores, [](float x) { return tanh_for<T>(0.25f * x); });
     }
@@ -113,9 +113,9 @@ class ComputedTerms {
       });
       if (__all_sync(0xffffffffu, below != 0)) {
         const float four = 4 * scale, powers = unit * four;
-        const float first = powers * (kSeries1 + 4 * kSeries3 + 16 * kSeries5);
-        const float third = powers * four * four * (kSeries3 + 8 * kSeries5);
-        const float fifth = powers * four * four * four * four * kSeries5;
+        const float first = powers * (kTanhSeries1 + 4 * kTanhSeries3 + 16 * kTanhSeries5);
+        const float third = powers * four * four * (kTanhSeries3 + 8 * kTanhSeries5);
+        const float fifth = powers * four * four * four * four * kTanhSeries5;
         softmax.weigh_tile(m, scores[m], [&](int i, float x, float minus_base) {
           const float z = lacks[0][i / 4][i % 4];
           return fmaf(fmaf(fmaf(fifth, z, third), z, first), x, minus_base);
@@ -144,14 +144,6 @@ class ComputedTerms {
     });
     // Of 2 and more, and of what is not finite, the top bit of the exponent is set.
     return __all_sync(0xffffffffu, (bits & 0x40000000u) == 0);
-  }
-
-  // tanh(x / 4) / x for |x| < 2, to 2.3e-5 of it.
-  static constexpr float kSeries1 = 2.499943589e-01f, kSeries3 = -5.182679795e-03f,
-                         kSeries5 = 1.125095354e-04f;
-  static __device__ __forceinline__ float odd_series(float x) {
-    const float z = x * x;
-    return fmaf(fmaf(kSeries5, z, kSeries3), z, kSeries1);
   }
 
   static constexpr uint32_t kSign = 0x80000000u;

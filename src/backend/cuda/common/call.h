@@ -1,7 +1,7 @@
 // From the tensors of a call to what kernels are handed.
 #pragma once
 
-#include "backend/cuda/portable/arguments.h"
+#include "backend/cuda/common/problem.h"
 #include "fovea/attention.h"
 
 namespace fovea::cuda {

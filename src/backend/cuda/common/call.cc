@@ -1,5 +1,5 @@
 // Resolution of a call's tensors.
-#include "backend/cuda/portable/call.h"
+#include "backend/cuda/common/call.h"
 
 #include <algorithm>
 
