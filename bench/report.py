@@ -79,7 +79,8 @@ def machine_facts(machine):
 def result_table(path, result):
     rows = result["rows"]
     suites = sorted({row["suite"] for row in rows if row["suite"]})
-    facts = machine_facts(result["machine"])
+    engines = sorted({row["impl"] for row in rows if row["impl"].startswith("fovea-")})
+    facts = [" and ".join(engines)] + machine_facts(result["machine"])
     facts += [result["date"][:10], f"commit `{result['commit'][:12]}`"]
     lines = [
         f"**{', '.join(suites)}**: " * bool(suites)
