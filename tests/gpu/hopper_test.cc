@@ -57,7 +57,8 @@ TEST_F(Hopper, FeaturesAndLayouts) {
       for (const char* extra :
            {"varlen", "varlen mask=causal", "varlen mask=window:33:0 sink", "keylens",
             "keylens=0,5,300 mask=causal", "sink", "sink mask=causal", "mask=window:20:inf",
-            "mask=window:inf:40", "scale=0.7", "softcap=20", "softcap=3 mask=causal sink", "order=bshd pad=8", "order=bhsd pad=16 varlen",
+            "mask=window:inf:40", "scale=0.7", "softcap=20", "softcap=3 mask=causal sink",
+            "order=bshd pad=8", "order=bhsd pad=16 varlen",
             "q_lens=0,1,300 kv_lens=300,0,64 varlen mask=causal"}) {
         expect_accurate(
             kEngines,

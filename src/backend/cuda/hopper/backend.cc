@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <string>
 
+#include "backend/cuda/common/call.h"
 #include "backend/cuda/common/error.h"
 #include "backend/cuda/hopper/forward/plan.h"
 #include "backend/cuda/hopper/tensor_map.h"
 #include "backend/cuda/portable/backend.h"
-#include "backend/cuda/common/call.h"
 #include "backend/sequence.h"
 
 namespace fovea::cuda {
