@@ -1,0 +1,196 @@
+// The choice of kernels and cuts.
+#include "backend/cuda/portable/plan.h"
+
+#include <algorithm>
+#include <span>
+
+#include "backend/sequence.h"
+
+namespace fovea::cuda {
+namespace {
+
+constexpr int64_t kMaxParts = 64;
+constexpr int64_t kSplitBlocks = 2;        // of an SM, that keys are cut for
+constexpr int64_t kLeastSplitKeys = 1024;  // below it a merge takes longer than the keys
+constexpr int64_t kFewKeys = 1024;         // that a block of few rows may read for them alone
+constexpr int64_t kFewRows = 64;           // of a KV head, for which keys are read about once
+constexpr int64_t kSharedBlocks = 2;       // of an SM, whose warps share rows
+constexpr int64_t kManyWaves = 8;          // of blocks: enough that the last one hardly matters
+constexpr int64_t kLeastRowTiles = 2;      // of a part of the rows that a tile of keys meets
+constexpr int64_t kSmallRowTiles = 64;     // the same with small heads, where the GPU is full
+// What one launch that does all may have for an SM: keys, rows, scores times the head dim.
+constexpr int64_t kShortKeys = 128, kShortRows = 1024, kShortWork = 5 << 18;
+constexpr double kLeastScale = 1e-6;  // that a term is divided by
+
+// What scores need besides a positive scale and a range of visible keys.
+Terms terms_of(const AttentionProblem& p) {
+  const bool cap = p.softcap > 0, alibi = has(p.features, Feature::kAlibi);
+  const bool bias = has(p.features, Feature::kBias), mask = has(p.features, Feature::kBoolMask);
+  const int count = int{cap} + int{alibi} + int{bias} + int{mask};
+  if (p.dropout > 0 || !(scale_of(p) > 0) || count > 1) return Terms::kAny;
+  if (count == 0) return Terms::kNone;
+  // What is added comes divided by the scale.
+  if (scale_of(p) < kLeastScale || scale_of(p) > 1 / kLeastScale) return Terms::kAny;
+  return bias ? Terms::kBias : mask ? Terms::kMask : Terms::kComputed;
+}
+
+template <typename Config>
+int padded_dims(const Config& c) {
+  return c.dim_qk + c.dim_v;
+}
+
+// The smallest instance that holds the head dims, of those that suit; null where there is none.
+template <typename Kernel, typename Suits>
+const Kernel* find_instance(std::span<const Kernel* const> table, const AttentionProblem& p,
+                            Terms terms, Suits suits) {
+  const Kernel* best = nullptr;
+  for (const Kernel* kernel : table) {
+    const auto& c = kernel->config;
+    if (kernel->dtype != p.dtype || c.terms != terms || !suits(c)) continue;
+    if (c.dim_qk < p.dim_qk || c.dim_v < p.dim_v) continue;
+    if (best == nullptr || padded_dims(c) < padded_dims(best->config)) best = kernel;
+  }
+  return best;
+}
+
+// Tiles take rows through the heads of a group, unless a head nearly fills them: rows of two heads
+// see different keys.
+bool tiles_of_heads(const AttentionProblem& p, const ForwardConfig& c) {
+  return 2 * p.q_len > c.tile_q();
+}
+int64_t row_tiles(const AttentionProblem& p, const ForwardConfig& c) {
+  const int64_t group = p.head_q / p.head_kv;
+  return tiles_of_heads(p, c) ? group * ceil_div(p.q_len, c.tile_q())
+                              : ceil_div(group * p.q_len, c.tile_q());
+}
+
+// Whether a problem is over so soon that what is computed twice takes less than a second launch.
+bool is_short(const AttentionProblem& p, int dim, int64_t sm_count) {
+  const int64_t keys = p.batch * p.head_kv * p.kv_len, rows = p.batch * p.head_q * p.q_len;
+  if (keys > kShortKeys * sm_count || rows > kShortRows * sm_count) return false;
+  const int64_t scores = rows * p.kv_len / (p.mask.right >= 0 ? 2 : 1);
+  return scores * dim <= kShortWork * sm_count;
+}
+
+}  // namespace
+
+// Warps share rows where there are so few that all blocks run at once, and each of them can afford
+// to read its keys alone: they are few, or the rows of a KV head are.
+const ForwardKernel* find_forward(const AttentionProblem& p, const GpuInfo& gpu) {
+  const Terms terms = terms_of(p);
+  const auto of_width = [&](Width width) {
+    return find_instance(forward_kernels(), p, terms,
+                         [&](const ForwardConfig& c) { return c.width == width; });
+  };
+  const ForwardKernel* const wide = of_width(Width::kWide);
+  if (terms != Terms::kNone && terms != Terms::kAny) {
+    // Few dims have kernels of their own for these; one that is a third too large still is faster.
+    const ForwardKernel* const any =
+        find_instance(forward_kernels(), p, Terms::kAny, [](const ForwardConfig&) { return true; });
+    const bool fits = wide != nullptr && any != nullptr &&
+                      3 * padded_dims(wide->config) <= 4 * padded_dims(any->config);
+    return fits ? wide : any;
+  }
+  if (wide == nullptr) return nullptr;
+  const int64_t rows = p.head_q / p.head_kv * p.q_len;
+  if (p.kv_len > kFewKeys && rows > kFewRows) return wide;
+  for (const Width width : {Width::kQuads, Width::kPairs}) {
+    const ForwardKernel* const shared = of_width(width);
+    if (shared == nullptr || shared->config.dim_qk != wide->config.dim_qk) continue;
+    const int64_t blocks = row_tiles(p, shared->config) * p.batch * p.head_kv;
+    if (blocks <= kSharedBlocks * gpu.sm_count) return shared;
+  }
+  return wide;
+}
+
+const BackwardKernel* find_backward(const AttentionProblem& p) {
+  const Terms terms = terms_of(p) == Terms::kNone ? Terms::kNone : Terms::kAny;
+  return find_instance(backward_kernels(), p, terms, [](const BackwardConfig&) { return true; });
+}
+
+ForwardCut cut_forward(const AttentionProblem& p, const ForwardConfig& c, const GpuInfo& gpu) {
+  ForwardCut cut;
+  cut.tiles = row_tiles(p, c);
+  const int64_t blocks = std::max<int64_t>(1, cut.tiles * p.batch * p.head_kv);
+  const int64_t key_tiles = std::max<int64_t>(1, ceil_div(p.kv_len, c.tile_kv));
+  // With few blocks to a slot a long one at the end would leave the others idle; with many, blocks
+  // of one head that run together find its keys in the L2 cache.
+  cut.longest_first = p.mask.right >= 0 && blocks <= kManyWaves * c.blocks * gpu.sm_count;
+  const int64_t wanted = kSplitBlocks * gpu.sm_count;
+  if (blocks * 2 <= wanted && p.kv_len >= kLeastSplitKeys) {
+    // A part of fewer than four tiles spends more on its start and the merge than it saves.
+    cut.parts = std::clamp<int64_t>(std::min(wanted / blocks, key_tiles / 4), 1, kMaxParts);
+  }
+  const int64_t tiles_of_part = ceil_div(key_tiles, cut.parts);
+  cut.part_keys = tiles_of_part * c.tile_kv;
+  cut.parts = ceil_div(key_tiles, tiles_of_part);
+  return cut;
+}
+
+BackwardCut cut_backward(const AttentionProblem& p, const BackwardConfig& c, const GpuInfo& gpu) {
+  constexpr int64_t kTile = BackwardConfig::kSumTile;
+  BackwardCut cut;
+  cut.one_launch = c.small_heads && is_short(p, c.dim_qk, gpu.sm_count);
+  cut.one_pass = c.one_pass() && p.determinism != Determinism::kRequired &&
+                 c.key_shared_bytes() + kOwnSharedBytes <= gpu.shared_bytes;
+  if (!cut.one_pass) return cut;
+  const bool packed = p.layout == Layout::kPacked;
+  const auto sum_rows = [&](int64_t rows) { return p.head_kv * (rows / kTile + p.batch) * kTile; };
+  const int64_t group = p.head_q / p.head_kv;
+  cut.query_sum_rows = sum_rows(group * (packed ? p.total_q : p.batch * p.q_len));
+  // The longest first, that none is left over at the end; but heads one after another where not all
+  // their sums stay in the cache.
+  const int64_t sum_bytes = cut.query_sum_rows * c.dim_qk * int64_t{sizeof(float)};
+  cut.first_keys_first = c.small_heads && p.mask.right >= 0 && sum_bytes <= gpu.l2_bytes;
+  const int64_t blocks =
+      std::max<int64_t>(1, p.batch * p.head_kv * ceil_div(p.kv_len, c.key_tile()));
+  const int64_t tiles_of_rows = ceil_div(group * p.q_len, c.key_tile_q);
+  const int64_t wanted = int64_t{c.key_blocks} * gpu.sm_count;
+  if (blocks <= kManyWaves * wanted) {
+    // A part of fewer tiles than that spends more on its start than it saves.
+    int64_t most = tiles_of_rows / kLeastRowTiles;
+    // With small heads a tile takes so little that parts are short only to fill the GPU.
+    if (c.small_heads) {
+      most = std::min(most, std::max(tiles_of_rows / kSmallRowTiles, ceil_div(wanted, blocks)));
+    }
+    cut.row_parts =
+        std::clamp<int64_t>(std::min(ceil_div(kManyWaves * wanted, blocks), most), 1, kMaxParts);
+  }
+  if (cut.row_parts > 1) cut.key_sum_rows = sum_rows(packed ? p.total_kv : p.batch * p.kv_len);
+  return cut;
+}
+
+ForwardArguments plan_forward(const AttentionProblem& p, const ForwardConfig& c,
+                              const ForwardCut& cut) {
+  ForwardArguments a{};
+  a.batch = static_cast<int>(p.batch);
+  a.longest_first = cut.longest_first;
+  a.tiles_of_heads = tiles_of_heads(p, c);
+  a.of_heads = Divider::by(p.batch * p.head_kv);
+  a.of_head_kv = Divider::by(p.head_kv);
+  a.of_tiles = Divider::by(cut.tiles);
+  a.of_group = Divider::by(p.head_q / p.head_kv);
+  a.parts = static_cast<int>(cut.parts);
+  a.part_keys = static_cast<int>(cut.part_keys);
+  return a;
+}
+
+BackwardArguments plan_backward(const AttentionProblem& p, const BackwardCut& cut,
+                                const GpuInfo& gpu) {
+  BackwardArguments a{};
+  a.batch = static_cast<int>(p.batch);
+  a.stat_rows = p.layout == Layout::kPacked ? p.total_q : p.q_len;
+  a.row_parts = static_cast<int>(cut.row_parts);
+  a.of_parts = Divider::by(cut.row_parts);
+  a.of_heads = Divider::by(p.batch * p.head_kv);
+  a.of_head_kv = Divider::by(p.head_kv);
+  a.of_q_len = Divider::by(p.q_len);
+  a.of_head_q = Divider::by(p.head_q);
+  a.of_group = Divider::by(p.head_q / p.head_kv);
+  a.one_launch = cut.one_launch;
+  a.sm_count = gpu.sm_count;
+  a.first_keys_first = cut.first_keys_first;
+  return a;
+}
+
+}  // namespace fovea::cuda
