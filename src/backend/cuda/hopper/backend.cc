@@ -23,12 +23,20 @@ constexpr int64_t kSmallDim = 32;
 constexpr int64_t kLeastShare = 4;  // one multiprocessor in that many has a tile
 constexpr int64_t kMaxRows = int64_t{1} << 30;
 
+// Blocks that met scores out of range do all that follows with a running maximum, and which tiles
+// follow is a matter of timing: where bits have to be the same, all tiles are done so.
+hopper::Care usual_care(const AttentionProblem& p, const DeviceInfo& device) {
+  const bool running_max =
+      device.softmax == SoftmaxRule::kRunningMax || p.determinism == Determinism::kRequired;
+  return running_max ? hopper::kSafe : hopper::kBold;
+}
+
 class HopperKernel : public BoundKernel {
  public:
   HopperKernel(const AttentionProblem& problem, const DeviceInfo& device)
       : p_(problem),
         device_(device.device.index),
-        care_(device.softmax == SoftmaxRule::kRunningMax ? hopper::kSafe : hopper::kBold),
+        care_(usual_care(problem, device)),
         plan_(hopper::plan_forward(problem, device.gpu)),
         portable_(portable_backend().bind(problem, device)) {}
 

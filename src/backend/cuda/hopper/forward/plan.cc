@@ -44,9 +44,8 @@ const ForwardKernel* find_kernel(const AttentionProblem& p, const GpuInfo& gpu) 
   const ForwardKernel* best = nullptr;
   for (const ForwardKernel* kernel : forward_kernels()) {
     const ForwardConfig& c = kernel->config;
-    if (kernel->dtype != p.dtype || c.capped != (p.softcap > 0) || c.dim_qk < p.dim_qk ||
-        c.dim_v < p.dim_v)
-      continue;
+    if (kernel->dtype != p.dtype || c.capped != (p.softcap > 0)) continue;
+    if (c.dim_qk < p.dim_qk || c.dim_v < p.dim_v) continue;
     if (best != nullptr) {
       const int dims = c.dim_qk + c.dim_v, best_dims = best->config.dim_qk + best->config.dim_v;
       if (dims > best_dims) continue;
