@@ -23,8 +23,8 @@ A case is one line of key=value words, all optional but q and d:
 using Command = std::function<int()>;
 
 constexpr const char* kRunningMaxHelp =
-    "Let softmax always refer to the largest score so far, on the engine that otherwise need not "
-    "(hopper)";
+    "Keep the classic softmax with a running maximum on the hopper engine, which otherwise does "
+    "without one where it can; the other engines have one way";
 
 void add_info(CLI::App& app, InfoOptions& options, Command& chosen) {
   CLI::App* command =

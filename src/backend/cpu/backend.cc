@@ -9,6 +9,7 @@
 #include "backend/cpu/call.h"
 #include "backend/cpu/isa.h"
 #include "backend/cpu/isa_table.h"
+#include "base/ceil_div.h"
 #include "prim/cpu/thread_pool.h"
 
 namespace fovea {
@@ -17,7 +18,6 @@ namespace {
 
 constexpr int64_t kAlign = kWorkspaceAlignment;
 constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // How the forward pass is cut: each KV head's rows into chunks, and its keys into parts when the
 // chunks alone would leave threads idle.

@@ -1,8 +1,6 @@
 // Resolution of a call's tensors.
 #include "backend/cuda/common/call.h"
 
-#include <algorithm>
-
 #include "backend/cuda/common/alignment.h"
 #include "backend/sequence.h"
 #include "base/philox.h"
@@ -45,9 +43,8 @@ Problem problem_of(const AttentionProblem& p, const AttentionInputs& t) {
   out.kv_len = static_cast<int>(p.kv_len);
   out.dim_qk = static_cast<int>(p.dim_qk);
   out.dim_v = static_cast<int>(p.dim_v);
-  // A reach beyond all keys is one of all keys.
-  out.left = static_cast<int>(std::min(p.mask.left, p.kv_len));
-  out.right = static_cast<int>(std::min(p.mask.right, p.q_len));
+  out.left = static_cast<int>(p.mask.left);
+  out.right = static_cast<int>(p.mask.right);
   out.prefix = static_cast<int>(p.mask.prefix);
   out.scale = static_cast<float>(scale_of(p));
   out.softcap = static_cast<float>(p.softcap);

@@ -2,6 +2,7 @@
 #include "backend/cuda/hopper/backend.h"
 
 #include <algorithm>
+#include <numbers>
 #include <string>
 
 #include "backend/cuda/common/call.h"
@@ -10,6 +11,7 @@
 #include "backend/cuda/hopper/tensor_map.h"
 #include "backend/cuda/portable/backend.h"
 #include "backend/sequence.h"
+#include "base/ceil_div.h"
 
 namespace fovea::cuda {
 namespace {
@@ -31,13 +33,29 @@ hopper::Care usual_care(const AttentionProblem& p, const DeviceInfo& device) {
   return running_max ? hopper::kSafe : hopper::kBold;
 }
 
+// What a call's arguments hold that does not depend on its tensors.
+ForwardArguments plan_arguments(const AttentionProblem& p, const ForwardPlan& plan,
+                                hopper::Care care) {
+  ForwardArguments a{};
+  // Of what softcap leaves, a number between -1 and 1, or of the product.
+  const double unit = p.softcap > 0 ? p.softcap : scale_of(p);
+  a.to_log2 = static_cast<float>(unit * std::numbers::log2e);
+  a.care = care;
+  a.schedule.heads = static_cast<int>(p.batch * p.head_q);
+  a.schedule.section_heads = plan.section_heads;
+  a.schedule.row_tiles = plan.row_tiles;
+  a.schedule.tiles = plan.row_tiles * a.schedule.heads;
+  a.schedule.turns = plan.turns;
+  return a;
+}
+
 class HopperKernel : public BoundKernel {
  public:
   HopperKernel(const AttentionProblem& problem, const DeviceInfo& device)
       : p_(problem),
         device_(device.device.index),
-        care_(usual_care(problem, device)),
         plan_(hopper::plan_forward(problem, device.gpu)),
+        planned_(plan_arguments(problem, plan_, usual_care(problem, device))),
         portable_(portable_backend().bind(problem, device)) {}
 
   std::string name() const override {
@@ -54,7 +72,7 @@ class HopperKernel : public BoundKernel {
            text(plan_.kernel->config.tile_q()) + " rows a head, heads in sections of " +
            text(plan_.section_heads) + ", " + text(plan_.blocks) + " blocks" +
            (plan_.ticket ? " that claim them" : "") +
-           (care_ == hopper::kSafe ? ", running maximum" : "") +
+           (planned_.care == hopper::kSafe ? ", running maximum" : "") +
            "; tensors that TMA does not take, and backward: portable; " + portable_->describe();
   }
 
@@ -70,7 +88,7 @@ class HopperKernel : public BoundKernel {
       if (!hopper::takes_map(*tensor)) return portable_->forward(t, workspace, stream);
     }
     const hopper::ForwardConfig& c = plan_.kernel->config;
-    ForwardArguments a{};
+    ForwardArguments a = planned_;
     CUresult encoded = CUDA_SUCCESS;
     const auto encode = [&](CUtensorMap& map, const TensorView& tensor, int rows) {
       if (encoded == CUDA_SUCCESS) encoded = hopper::encode_map(map, tensor, rows);
@@ -85,15 +103,6 @@ class HopperKernel : public BoundKernel {
     a.values = rows_of(t.v);
     a.results = rows_of(t.out);
     a.lse = scalars_of(t.lse);
-    // Of what softcap leaves, a number between -1 and 1, or of the product.
-    const double unit = p_.softcap > 0 ? p_.softcap : scale_of(p_);
-    a.to_log2 = static_cast<float>(unit * 1.4426950408889634);
-    a.care = care_;
-    a.schedule.heads = static_cast<int>(p_.batch * p_.head_q);
-    a.schedule.section_heads = plan_.section_heads;
-    a.schedule.row_tiles = plan_.row_tiles;
-    a.schedule.tiles = plan_.row_tiles * a.schedule.heads;
-    a.schedule.turns = plan_.turns;
     const CurrentDevice current(device_);
     if (Status s = to_status(current.error(), "forward: choosing the device"); !s.ok()) return s;
     const auto on = static_cast<cudaStream_t>(stream.handle);
@@ -115,8 +124,8 @@ class HopperKernel : public BoundKernel {
  private:
   const AttentionProblem p_;
   const int device_;
-  const hopper::Care care_;
   const ForwardPlan plan_;
+  const ForwardArguments planned_;
   const std::unique_ptr<const BoundKernel> portable_;
 };
 
@@ -166,7 +175,7 @@ class HopperBackend : public Backend {
              " are faster with the portable engine";
     }
     constexpr int64_t kRows = 2 * hopper::kRowsOfWarpgroup;  // of the smallest tiles
-    const int64_t tiles = (p.q_len + kRows - 1) / kRows * p.head_q * p.batch;
+    const int64_t tiles = ceil_div(p.q_len, kRows) * p.head_q * p.batch;
     if (kLeastShare * tiles >= device.gpu.sm_count) return {};
     return "rows are " + std::to_string(tiles) + " tiles of " + std::to_string(kRows) +
            ": too few for " + std::to_string(device.gpu.sm_count) +

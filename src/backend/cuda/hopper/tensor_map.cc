@@ -5,7 +5,6 @@
 #include <cuda_runtime_api.h>
 
 #include "backend/cuda/common/alignment.h"
-#include "backend/sequence.h"
 #include "prim/cuda/tile/swizzled.h"
 
 namespace fovea::cuda::hopper {

@@ -5,10 +5,9 @@
 #include "backend/backend.h"
 #include "backend/cuda/portable/backward/kernels.h"
 #include "backend/cuda/portable/forward/kernels.h"
+#include "base/ceil_div.h"
 
 namespace fovea::cuda {
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Null where no instance holds the head dims.
 const ForwardKernel* find_forward(const AttentionProblem& p, const GpuInfo& gpu);

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/ceil_div.h"
+
 namespace fovea::cuda::hopper {
 namespace {
 
@@ -17,8 +19,6 @@ double slowness(const ForwardConfig& c) {
 constexpr double kTileKeys = 256;
 // Blocks of keys an SM works on before a ticket pays for its memset.
 constexpr int64_t kTicketBlocks = 40;
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Whether rows see different numbers of keys.
 bool unequal(const AttentionProblem& p) { return p.mask.right >= 0; }
