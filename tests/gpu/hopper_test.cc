@@ -89,6 +89,26 @@ TEST_F(Hopper, ManyTilesABlock) {
   }
 }
 
+// Few rows and many keys: parts of the keys, and their merge.
+TEST_F(Hopper, KeysInParts) {
+  const Engine& engine = kEngines[0];
+  const Case few = must_parse("hq=2 hkv=1 q=100 kv=5000 d=128 dtype=bf16");
+  EXPECT_NE(plan_on(engine, few.problem).explain().find("keys in "), std::string::npos);
+  for (const char* dtype : kDTypes) {
+    for (const char* dims : {"d=64", "d=128", "d=96", "d=192 dv=128", "d=256", "d=72 dv=40"}) {
+      for (const char* rest :
+           {"q=100 kv=5000", "q=300 kv=4097 mask=causal", "q=130 kv=6000 mask=window:2500:0",
+            "q=70 kv=3000 sink mask=causal", "q=200 kv=3000 softcap=5", "q=64 kv=9000 b=2 keylens",
+            "q=150 kv=4000 b=3 varlen mask=causal", "q=90 kv=4000 data=large_logits",
+            "q=90 kv=4000 data=spiky mask=causal"}) {
+        expect_accurate({engine},
+                        "hq=2 hkv=1 " + std::string(rest) + " " + dims + " dtype=" + dtype, kCost);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
 // Adds to the score of key j of every query what `bump` says, in units of natural log.
 void bump_scores(const Case& c, CaseTensors& t, const std::function<double(int64_t)>& bump) {
   const AttentionProblem& p = c.problem;
@@ -155,11 +175,13 @@ TEST_F(Hopper, ValuesThatAreNotFinite) {
   constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
   constexpr double kInf = std::numeric_limits<double>::infinity();
   for (const char* dtype : kDTypes) {
-    for (const char* rest : {"d=64", "d=128", "d=256"}) {
-      const Case c =
-          must_parse("hq=2 q=400 kv=400 mask=causal " + std::string(rest) + " dtype=" + dtype);
+    // The last in parts of the keys.
+    for (const char* rest : {"kv=400 d=64", "kv=400 d=128", "kv=400 d=256", "kv=4400 d=128"}) {
+      const Case c = must_parse("hq=2 q=400 mask=causal " + std::string(rest) + " dtype=" + dtype);
+      const int64_t before = c.problem.kv_len - c.problem.q_len;  // keys that all rows see
       for (const double bad : {kNaN, kInf, -kInf}) {
-        for (const int64_t key : {130, 399}) {
+        for (const int64_t row : {130, 399}) {
+          const int64_t key = before + row;
           CaseTensors tensors(c), clean(c);
           harness::write_element(tensors.forward().v, bad, 0, key, 1, 5);
           tensors.accept_inputs();
@@ -169,7 +191,7 @@ TEST_F(Hopper, ValuesThatAreNotFinite) {
             for (int64_t i = 0; i < 400; ++i) {
               for (const int64_t d : {4, 5}) {
                 const double got = harness::read_element(tensors.forward().out, 0, i, 1, d);
-                if (i >= key && d == 5) {
+                if (i >= row && d == 5) {
                   EXPECT_FALSE(std::isfinite(got)) << "row " << i << reproduce(engine, c);
                 } else {
                   EXPECT_NEAR(got, harness::read_element(clean.forward().out, 0, i, 1, d), 0.02)

@@ -95,6 +95,24 @@ TEST_F(HopperChoice, TakesLargeProblems) {
   EXPECT_EQ(chosen().first, "hopper") << chosen().second;
 }
 
+TEST_F(HopperChoice, CutsKeysWhereRowsAreFew) {
+  problem_.batch = 1;
+  problem_.head_q = problem_.head_kv = 8;
+  problem_.q_len = 128;
+  problem_.kv_len = 16384;
+  const auto choice = choose(problem_, gpu_, "");
+  ASSERT_TRUE(choice.ok());
+  EXPECT_STREQ(choice->backend->name(), "hopper");
+  const auto bound = choice->backend->bind(problem_, gpu_);
+  EXPECT_NE(bound->describe().find("keys in 16 parts, 128 blocks"), std::string::npos)
+      << bound->describe();
+  // Sums, a reference and a weight of every row and part.
+  EXPECT_GE(bound->workspace_bytes(Pass::kForward), size_t{16 * 8 * 128 * (128 + 2) * 4});
+  problem_.batch = 16;
+  EXPECT_EQ(choose(problem_, gpu_, "")->backend->bind(problem_, gpu_)->describe().find("parts"),
+            std::string::npos);
+}
+
 TEST_F(HopperChoice, SaysWhyNot) {
   const AttentionProblem plain = problem_;
   const auto expect = [&](const char* reason) {
@@ -113,9 +131,13 @@ TEST_F(HopperChoice, SaysWhyNot) {
   problem_.dim_qk = problem_.dim_v = 32;
   expect("head dims up to 32 are faster with the portable engine");
   problem_.batch = problem_.head_q = problem_.head_kv = 1;
+  problem_.q_len = problem_.kv_len = 1000;
   expect(
-      "rows are 16 tiles of 128: too few for 132 multiprocessors, which the portable engine keeps "
+      "rows and keys are 8 tiles: too few for 132 multiprocessors, which the portable engine keeps "
       "busy");
+  problem_.head_kv = 4;
+  problem_.q_len = 2;
+  expect("the 2 queries of 4 heads that share keys are one tile with the portable engine");
   gpu_.gpu.sm = 80;
   expect("compute capability is 8.0, takes 9.0");
 }

@@ -4,6 +4,7 @@
 
 #include "backend/cuda/common/alignment.h"
 #include "backend/cuda/common/error.h"
+#include "backend/cuda/common/launch.cuh"
 #include "backend/cuda/merge.cuh"
 #include "backend/cuda/merge.h"
 #include "base/refusal.h"
@@ -68,12 +69,10 @@ class Merger {
   cudaError_t launch() const {
     const int64_t rows = a_.batch * a_.rows * a_.heads;
     const int64_t blocks = (rows + cuda::kMergeRows - 1) / cuda::kMergeRows;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(std::min(blocks, kMostBlocks)));
-    config.blockDim = dim3(32 * cuda::kMergeRows);
-    config.stream = stream_;
-    return vectors_ ? cudaLaunchKernelEx(&config, cuda::merge_kernel<T, kVector<T>>, a_)
-                    : cudaLaunchKernelEx(&config, cuda::merge_kernel<T, 1>, a_);
+    const cuda::Launch how = {dim3(static_cast<unsigned>(std::min(blocks, kMostBlocks))),
+                              32 * cuda::kMergeRows, 0, stream_};
+    return vectors_ ? cuda::launch<cuda::merge_kernel<T, kVector<T>>>(how, a_)
+                    : cuda::launch<cuda::merge_kernel<T, 1>>(how, a_);
   }
 
   MergeArguments a_{};

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "prim/cuda/ptx/grid_dependency.cuh"
 #include "prim/cuda/ptx/math.cuh"
 
 namespace fovea::cuda {
@@ -144,6 +145,7 @@ __device__ __forceinline__ void merge_row(const MergeArguments& a, const MergeRo
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(32 * kMergeRows)
     merge_kernel(const __grid_constant__ MergeArguments a) {
+  ptx::wait_for_earlier_kernels();
   const int64_t step = static_cast<int64_t>(gridDim.x) * kMergeRows;
   int64_t index = static_cast<int64_t>(blockIdx.x) * kMergeRows + threadIdx.x / 32;
   for (; index < a.batch * a.rows * a.heads; index += step) {

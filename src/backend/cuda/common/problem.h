@@ -38,6 +38,7 @@ struct Problem {
   int total_q, total_kv;   // packed: rows of all sequences
   const int* key_lengths;  // [batch]
   int64_t key_length_stride;
+  constexpr bool lengths_are_read() const { return cu_q != nullptr || key_lengths != nullptr; }
 
   // Score terms.
   Broadcast bias, bool_mask;

@@ -22,7 +22,8 @@ using hopper::ForwardPlan;
 constexpr int kSm = 90;
 constexpr size_t kTicketBytes = 64;
 constexpr int64_t kSmallDim = 32;
-constexpr int64_t kLeastShare = 4;  // one multiprocessor in that many has a tile
+constexpr int64_t kLeastShare = 4;   // one multiprocessor in that many has a tile
+constexpr int64_t kFewQueries = 64;  // of a head: a warpgroup's rows
 constexpr int64_t kMaxRows = int64_t{1} << 30;
 
 // Blocks that met scores out of range do all that follows with a running maximum, and which tiles
@@ -44,8 +45,11 @@ ForwardArguments plan_arguments(const AttentionProblem& p, const ForwardPlan& pl
   a.schedule.heads = static_cast<int>(p.batch * p.head_q);
   a.schedule.section_heads = plan.section_heads;
   a.schedule.row_tiles = plan.row_tiles;
-  a.schedule.tiles = plan.row_tiles * a.schedule.heads;
+  a.schedule.parts = plan.parts;
+  a.schedule.part_keys = plan.part_keys;
+  a.schedule.tiles = plan.row_tiles * a.schedule.heads * plan.parts;
   a.schedule.turns = plan.turns;
+  a.schedule.is_short = plan.is_short;
   return a;
 }
 
@@ -70,8 +74,9 @@ class HopperKernel : public BoundKernel {
     const auto text = [](int64_t n) { return std::to_string(n); };
     return "wgmma and TMA; forward: " + text(plan_.row_tiles) + " tiles of " +
            text(plan_.kernel->config.tile_q()) + " rows a head, heads in sections of " +
-           text(plan_.section_heads) + ", " + text(plan_.blocks) + " blocks" +
-           (plan_.ticket ? " that claim them" : "") +
+           text(plan_.section_heads) + ", " +
+           (plan_.parts > 1 ? "keys in " + text(plan_.parts) + " parts, " : "") +
+           text(plan_.blocks) + " blocks" + (plan_.ticket ? " that claim them" : "") +
            (planned_.care == hopper::kSafe ? ", running maximum" : "") +
            "; tensors that TMA does not take, and backward: portable; " + portable_->describe();
   }
@@ -79,6 +84,9 @@ class HopperKernel : public BoundKernel {
   size_t workspace_bytes(Pass pass) const override {
     const size_t portable = portable_->workspace_bytes(pass);
     if (pass == Pass::kBackward) return portable;
+    if (plan_.parts > 1) {
+      return std::max(portable, static_cast<size_t>(Parts::bytes(plan_.parts, rows(), p_.dim_v)));
+    }
     return std::max(portable, plan_.ticket ? kTicketBytes : size_t{0});
   }
 
@@ -114,7 +122,14 @@ class HopperKernel : public BoundKernel {
         return s;
       }
     }
-    return to_status(plan_.kernel->launch(a, plan_.blocks, on), "forward: launching the kernel");
+    if (plan_.parts > 1) a.parts = Parts::in(workspace.data, plan_.parts, rows());
+    if (Status s =
+            to_status(plan_.kernel->launch(a, plan_.blocks, on), "forward: launching the kernel");
+        !s.ok() || plan_.parts == 1) {
+      return s;
+    }
+    const MergePartsArguments merge = {a.p, static_cast<int>(p_.batch), a.parts, a.results, a.lse};
+    return to_status(plan_.kernel->merge(merge, on), "forward: launching the merge");
   }
 
   Status backward(const BackwardTensors& t, Workspace workspace, Stream stream) const override {
@@ -122,6 +137,8 @@ class HopperKernel : public BoundKernel {
   }
 
  private:
+  int64_t rows() const { return p_.batch * p_.head_q * p_.q_len; }
+
   const AttentionProblem p_;
   const int device_;
   const ForwardPlan plan_;
@@ -174,11 +191,15 @@ class HopperBackend : public Backend {
       return "head dims up to " + std::to_string(kSmallDim) +
              " are faster with the portable engine";
     }
-    constexpr int64_t kRows = 2 * hopper::kRowsOfWarpgroup;  // of the smallest tiles
-    const int64_t tiles = ceil_div(p.q_len, kRows) * p.head_q * p.batch;
-    if (kLeastShare * tiles >= device.gpu.sm_count) return {};
-    return "rows are " + std::to_string(tiles) + " tiles of " + std::to_string(kRows) +
-           ": too few for " + std::to_string(device.gpu.sm_count) +
+    const int64_t group = p.head_q / p.head_kv;
+    if (group > 1 && p.q_len < kFewQueries) {
+      return "the " + std::to_string(p.q_len) + " queries of " + std::to_string(group) +
+             " heads that share keys are one tile with the portable engine";
+    }
+    const ForwardPlan plan = hopper::plan_forward(p, device.gpu);
+    if (kLeastShare * plan.blocks >= device.gpu.sm_count) return {};
+    return "rows and keys are " + std::to_string(plan.blocks) + " tiles: too few for " +
+           std::to_string(device.gpu.sm_count) +
            " multiprocessors, which the portable engine keeps busy";
   }
 

@@ -2,9 +2,7 @@
 // of one call.
 #pragma once
 
-#include <vector_types.h>
-
-#include "backend/cuda/common/problem.h"
+#include "backend/cuda/common/parts.h"
 
 namespace fovea::cuda {
 
@@ -23,10 +21,8 @@ struct ForwardArguments {
   Divider of_heads, of_head_kv, of_tiles, of_group;
 
   // Keys cut into parts, each with its own unnormalised sums.
-  int parts;
-  int part_keys;          // of a part, a multiple of the kernel's tile
-  float* partial;         // [part][batch * head_kv][group * q_len][dim_v]
-  float2* partial_stats;  // [part][batch * head_kv][group * q_len]: reference max (log2), sum
+  Parts parts;
+  int part_keys;  // of a part, a multiple of the kernel's tile
 };
 
 }  // namespace fovea::cuda

@@ -76,8 +76,7 @@ class PortableKernel : public BoundKernel {
       return static_cast<size_t>((padded_stats() + sum_floats()) * int64_t{sizeof(float)});
     }
     if (cut_.parts == 1) return 0;
-    return static_cast<size_t>(cut_.parts * partial_rows() * (p_.dim_v + 2) *
-                               int64_t{sizeof(float)});
+    return static_cast<size_t>(Parts::bytes(cut_.parts, partial_rows(), p_.dim_v));
   }
 
   Status forward(const ForwardTensors& t, Workspace workspace, Stream stream) const override {
@@ -96,8 +95,7 @@ class PortableKernel : public BoundKernel {
     a.whole_rows = a.vector_qk && a.vector_v && p_.dim_qk == forward_.config.dim_qk &&
                    p_.dim_v == forward_.config.dim_v;
     if (cut_.parts > 1) {
-      a.partial_stats = static_cast<float2*>(workspace.data);
-      a.partial = reinterpret_cast<float*>(a.partial_stats + cut_.parts * partial_rows());
+      a.parts = Parts::in(workspace.data, cut_.parts, partial_rows());
     }
     const CurrentDevice current(device_);
     if (Status s = to_status(current.error(), "forward: choosing the device"); !s.ok()) return s;
@@ -106,7 +104,8 @@ class PortableKernel : public BoundKernel {
         !s.ok() || cut_.parts == 1) {
       return s;
     }
-    return to_status(forward_.merge(a, queue), "forward: launching the merge");
+    return to_status(forward_.merge({a.p, a.batch, a.parts, a.out, a.lse}, queue),
+                     "forward: launching the merge");
   }
 
   Status backward(const BackwardTensors& t, Workspace workspace, Stream stream) const override {

@@ -170,7 +170,7 @@ ForwardArguments plan_forward(const AttentionProblem& p, const ForwardConfig& c,
   a.of_head_kv = Divider::by(p.head_kv);
   a.of_tiles = Divider::by(cut.tiles);
   a.of_group = Divider::by(p.head_q / p.head_kv);
-  a.parts = static_cast<int>(cut.parts);
+  a.parts.count = static_cast<int>(cut.parts);
   a.part_keys = static_cast<int>(cut.part_keys);
   return a;
 }

@@ -3,7 +3,7 @@
 
 #include <cuda.h>
 
-#include "backend/cuda/common/problem.h"
+#include "backend/cuda/common/parts.h"
 
 namespace fovea::cuda::hopper {
 
@@ -19,11 +19,14 @@ struct Schedule {
   int heads;          // batch * head_q
   int section_heads;  // of a section; the last one may have fewer
   int row_tiles;      // of a head: of the longest sequence
-  int tiles;          // heads * row_tiles
+  int parts;          // that a tile's keys are cut into; one after another
+  int part_keys;      // of a part, a multiple of the kernel's blocks
+  int tiles;          // heads * row_tiles * parts
   int* ticket;        // counts tiles that were claimed; null: each block knows its own
   // Warpgroups take turns at asking for products. Otherwise each goes at its own pace, and leaves
   // out the first blocks of keys where its rows see nothing of them.
   bool turns;
+  bool is_short;  // so soon over that the launch of the next kernel is worth hiding
 };
 
 struct ForwardArguments {
@@ -31,6 +34,7 @@ struct ForwardArguments {
   Problem p;
   Rows values, results;  // v and out, for what TMA does not do
   RowScalars lse;        // data may be null
+  Parts parts;           // where keys are cut
   Care care;             // that every tile gets
   float to_log2;         // takes q . k to a score in log2 units
   Schedule schedule;

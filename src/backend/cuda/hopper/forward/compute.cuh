@@ -42,11 +42,12 @@ class Consumer {
     ptx::pin(scores_);
     while (more) {
       const Work& work = s_.work[works.stage()];
-      const bool clean = (work.care & kClean) != 0;
       const RowsSeen seen = rows_seen(work);
+      const int stage = q_.stage();
       add_blocks(work, seen);
-      ask_for_care(work.care, s_.failed[works.stage()]);
-      const Epilogue<Shape> epilogue(a_, s_, work, warpgroup_);
+      const bool clean = (care_of(work) & kClean) != 0;
+      ask_for_care(care_of(work), s_.failed[works.stage()]);
+      const Epilogue<Shape> epilogue(a_, s_.out_of(warpgroup_, stage), work, warpgroup_);
       if (clean) epilogue.store_clean(softmax_, out_, work, seen);
       __syncwarp();
       if (lane() == 0) works.release();
@@ -87,15 +88,21 @@ class Consumer {
     return more;
   }
 
+  // How carefully this warpgroup works on a tile; read where it is needed, for want of registers.
+  __device__ __forceinline__ int care_of(const Work& work) const {
+    return work.care | s_.usual_care[warpgroup_];
+  }
+
   // From the scores of the first block to the sums over all of them.
   __device__ __forceinline__ void add_blocks(const Work& work, const RowsSeen& seen) {
-    const int begin = work.begin, care = work.care;
+    const int begin = work.begin;
     int n = end_of_blocks(work, seen) - 1;
     leave_out(v_, work.end - 1 - n);
     softmax_.start();
 #pragma unroll
     for (int i = 0; i < kC.dim_v / 2; ++i) out_[i] = 0;
     if (n < begin) {
+      free_staging();
       release_queries();
       softmax_.finish();
       return;
@@ -107,17 +114,21 @@ class Consumer {
     softmax_.look(scores_, a_.to_log2);
     softmax_.weigh(scores_, a_.to_log2);
     pack_weights();
+    free_staging();
     // Blocks that every row sees whole, once each has a reference, are weighed without a look.
-    bool settled = seen.all_see_some(n * kTileKv, kTileKv);
+    const auto settles = [&](int block) {
+      return care_of(work) == kBold && seen.all_see_some(block * kTileKv, kTileKv);
+    };
+    bool settled = settles(n);
     const auto is_bold = [&](int block) {
-      return block >= begin && care == kBold && settled && seen.all(block * kTileKv, kTileKv);
+      return block >= begin && settled && seen.all(block * kTileKv, kTileKv);
     };
     --n;
     while (n >= begin) {
       for (; n >= begin && !is_bold(n); --n) {
-        if (care & kClean) clean_values();
+        if (care_of(work) & kClean) clean_values();
         step<true>(seen, n);
-        settled |= seen.all_see_some(n * kTileKv, kTileKv);
+        settled |= settles(n);
       }
       if constexpr (kC.unroll == 2) {
         for (; is_bold(n) && is_bold(n - 1); n -= 2) {
@@ -128,7 +139,7 @@ class Consumer {
       for (; is_bold(n); --n) step<false>(seen, n);
     }
     release_queries();
-    if (care & kClean) clean_values();
+    if (care_of(work) & kClean) clean_values();
     last_block();
     softmax_.finish();
   }
@@ -158,14 +169,29 @@ class Consumer {
   }
 
   __device__ __forceinline__ void release_queries() {
-    if (lane() == 0) q_.release();
+    if (!kC.out_in_queries() && lane() == 0) q_.release();
     q_.advance();
   }
+  // Where outputs take the place of queries, that of the tile before is free when they are read.
+  __device__ __forceinline__ void free_staging() {
+    if constexpr (kC.out_in_queries()) {
+      if (q_.count() > 0 && thread() == 0) {
+        ptx::tma_wait_stores_read();
+        q_.release_last();
+      }
+    }
+  }
 
-  __device__ __forceinline__ void ask_for_care(int care, int& failed) const {
+  // Has the tile done again where it needs more care. A warpgroup whose scores went out of range
+  // does all that follows safely at once: data is seldom so for one tile alone.
+  __device__ __forceinline__ void ask_for_care(int care, int& failed) {
     const int needed = softmax_.needed_care(out_) & ~care;
+    // Asked of all its warps together, for they have to go the same way; each then writes the
+    // answer for itself.
+    const bool range = ptx::barrier_or(kOwnBarrier + warpgroup_, kWarpgroup, (needed & kSafe) != 0);
+    if (range && lane() == 0) s_.usual_care[warpgroup_] = kSafe;
+    __syncwarp();
     if (!__any_sync(0xffffffffu, needed != 0)) return;
-    const bool range = __any_sync(0xffffffffu, (needed & kSafe) != 0);
     if (lane() == 0) atomicOr(&failed, range ? kSafe : kSafe | kClean);
   }
 

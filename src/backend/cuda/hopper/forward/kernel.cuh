@@ -3,6 +3,7 @@
 
 #include "backend/cuda/hopper/forward/compute.cuh"
 #include "backend/cuda/hopper/forward/load.cuh"
+#include "prim/cuda/ptx/grid_dependency.cuh"
 
 namespace fovea::cuda::hopper {
 
@@ -12,6 +13,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1)
   constexpr ForwardConfig kC = Shape::kConfig;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<Shape>*>(memory);
+  if (a.schedule.is_short) ptx::let_next_kernel_begin();
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
   // The same for all lanes, said so that addresses can be in uniform registers.

@@ -14,6 +14,7 @@ namespace fovea::cuda::hopper {
 struct ForwardKernel {
   DType dtype;
   ForwardConfig config;
+  cudaError_t (*merge)(const MergePartsArguments& a, cudaStream_t stream);
   cudaError_t (*launch)(const ForwardArguments& a, int blocks, cudaStream_t stream);
 };
 

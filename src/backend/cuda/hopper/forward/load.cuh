@@ -5,6 +5,7 @@
 #include "backend/cuda/common/sequence.cuh"
 #include "backend/cuda/hopper/forward/arguments.h"
 #include "backend/cuda/hopper/forward/shared.cuh"
+#include "prim/cuda/ptx/grid_dependency.cuh"
 #include "prim/cuda/ptx/tma.cuh"
 
 namespace fovea::cuda::hopper {
@@ -13,8 +14,6 @@ template <typename Shape>
 class Producer {
   static constexpr ForwardConfig kC = Shape::kConfig;
   using S = Shared<Shape>;
-  // Tiles that went out of range before all others of this block are done safely at once.
-  static constexpr int kPatience = 2;
 
  public:
   __device__ __forceinline__ Producer(const ForwardArguments& a, S& s)
@@ -25,9 +24,12 @@ class Producer {
     ptx::tma_prefetch_map(a_.k);
     ptx::tma_prefetch_map(a_.v);
     ptx::tma_prefetch_map(a_.out);
+    if (a_.p.lengths_are_read()) ptx::wait_for_earlier_kernels();
     for (int count = 0;; ++count) {
       const int slot = count % kSlots;
       const bool any = find(count, s_.work[slot]);
+      // This thread's wait is that of all: the others touch memory after what it loads.
+      if (count == 0) ptx::wait_for_earlier_kernels();
       if (!any) s_.work[slot].tile = -1;
       ptx::mbarrier_arrive(ptx::shared_address(&s_.work_ring.full[slot]));
       if (!any) return;
@@ -115,7 +117,6 @@ class Producer {
     static_cast<volatile int&>(s_.failed[slot]) = kBold;
     copy(work, s_.work[slot]);
     work.care |= care;
-    ++s_.failures;
     return true;
   }
 
@@ -149,14 +150,23 @@ class Producer {
 
   __device__ __forceinline__ bool place(int tile, Work& work) const {
     const Schedule& schedule = a_.schedule;
+    work.tile = tile;
+    work.part = 0;
+    int first_key = 0, last_key = a_.p.kv_len;
+    if constexpr (kC.takes_parts()) {
+      const int whole = tile / schedule.parts;
+      work.part = tile - whole * schedule.parts;
+      first_key = work.part * schedule.part_keys;
+      last_key = first_key + schedule.part_keys;
+      tile = whole;
+    }
     const int section_tiles = schedule.section_heads * schedule.row_tiles;
     const int section = tile / section_tiles;
     const int at = tile - section * section_tiles, first = section * schedule.section_heads;
     const int heads = min(schedule.section_heads, schedule.heads - first);
     const int back = at / heads;
     const int head = first + at - back * heads;
-    work.tile = tile;
-    work.care = s_.failures < kPatience ? a_.care : kSafe;
+    work.care = a_.care;
     work.b = head / a_.p.head_q;
     work.head = head - work.b * a_.p.head_q;
     work.row = (schedule.row_tiles - 1 - back) * kC.tile_q();
@@ -168,7 +178,8 @@ class Producer {
     work.kv_row = static_cast<int>(s.kv_row);
     work.batch_at = s.batch_at;
     const int last = min(work.row + kC.tile_q(), s.q_len) - 1;
-    const int begin = sight_of(a_.p, s, work.row).begin, end = sight_of(a_.p, s, last).end;
+    const int begin = max(sight_of(a_.p, s, work.row).begin, first_key);
+    const int end = min(sight_of(a_.p, s, last).end, last_key);
     work.begin = begin / kC.tile_kv;
     work.end = end > begin ? (end + kC.tile_kv - 1) / kC.tile_kv : work.begin;
     return true;

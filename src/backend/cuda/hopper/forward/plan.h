@@ -10,9 +10,12 @@ struct ForwardPlan {
   const ForwardKernel* kernel = nullptr;  // null: no instance holds the head dims
   int row_tiles = 0;                      // of a head
   int section_heads = 1;
+  int parts = 1;      // that keys are cut into
+  int part_keys = 0;  // of a part
   int blocks = 0;
   bool ticket = false;  // tiles are claimed, not known in advance
   bool turns = true;
+  bool is_short = false;  // the next kernel may begin while this one runs
 };
 
 ForwardPlan plan_forward(const AttentionProblem& p, const GpuInfo& gpu);

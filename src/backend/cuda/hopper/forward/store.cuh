@@ -19,21 +19,23 @@ class Epilogue {
 
  public:
   // Takes what it needs of `work`, which may change afterwards.
-  __device__ __forceinline__ Epilogue(const ForwardArguments& a, Shared<Shape>& s, const Work& work,
-                                      int warpgroup)
+  __device__ __forceinline__ Epilogue(const ForwardArguments& a, unsigned char* s_out,
+                                      const Work& work, int warpgroup)
       : a_(a),
         warpgroup_(warpgroup),
         head_(work.head),
         batch_at_(work.batch_at),
         rows_(min(work.q_len - work.row - warpgroup * kRowsOfWarpgroup, kRowsOfWarpgroup)),
         row_(work.q_row + work.row + warpgroup * kRowsOfWarpgroup),
+        part_(parts_row(a, work, warpgroup)),
         again_(work.care != a.care),
-        s_out_(ptx::shared_address(s.out[warpgroup])) {}
+        s_out_(ptx::shared_address(s_out)) {}
 
   __device__ __forceinline__ void store(const Softmax& softmax,
                                         const float (&out)[kC.dim_v / 2]) const {
     if (rows_ <= 0) return;
-    const Rescaled rescaled = with_sink(softmax);
+    if (in_parts()) return store_part(softmax, out);
+    const Rescaled rescaled = divided(with_sink(softmax));
     // A box past the sequence is cut off by the tensor's end, unless another sequence follows.
     const bool by_tma = a_.p.cu_q == nullptr || rows_ == kRowsOfWarpgroup;
 #pragma unroll
@@ -45,6 +47,7 @@ class Epilogue {
         if (thread() == 0) store_by_tma(pass);
       } else {
         store_rows(pass);
+        if constexpr (kC.out_in_queries()) join();  // before new queries come
       }
     }
     store_lse(rescaled);
@@ -55,14 +58,18 @@ class Epilogue {
                                               const float (&out)[kC.dim_v / 2], const Work& work,
                                               const RowsSeen& seen) const {
     if (rows_ <= 0) return;
-    const Rescaled rescaled = with_sink(softmax);
+    if (in_parts()) {
+      store_part(softmax, out);
+    } else {
+      const Rescaled rescaled = divided(with_sink(softmax));
 #pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      stage(out, rescaled, pass);
-      join();
-      store_rows(pass);
+      for (int pass = 0; pass < kPasses; ++pass) {
+        stage(out, rescaled, pass);
+        join();
+        store_rows(pass);
+      }
+      store_lse(rescaled);
     }
-    store_lse(rescaled);
     join();
     add_nonfinite(work, seen);
   }
@@ -80,11 +87,45 @@ class Epilogue {
     ptx::barrier_sync(kOwnBarrier + warpgroup_, kWarpgroup);
   }
 
+  __device__ __forceinline__ bool in_parts() const {
+    return kC.takes_parts() && a_.schedule.parts > 1;
+  }
+  // The first of the warpgroup's rows among those of all parts, which are few.
+  static __device__ __forceinline__ int parts_row(const ForwardArguments& a, const Work& work,
+                                                  int warpgroup) {
+    if (!kC.takes_parts() || a.schedule.parts == 1) return 0;
+    const int group = a.p.group, head_kv = work.head / group;
+    const int head = work.part * (a.schedule.heads / group) + work.b * a.p.head_kv + head_kv;
+    return head * group * a.p.q_len + (work.head - head_kv * group) * work.q_len + work.row +
+           warpgroup * kRowsOfWarpgroup;
+  }
+
+  // Sums as they are: the merge divides. The sink is in the first part.
+  __device__ __forceinline__ void store_part(const Softmax& softmax,
+                                             const float (&out)[kC.dim_v / 2]) const {
+    const Rescaled r = with_sink(softmax);
+    const int row = 16 * warp() + lane() / 4, column = lane() % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (row + 8 * half >= rows_) continue;
+      const int64_t at = part_ + row + 8 * half;
+      float* const to = a_.parts.sums + at * a_.p.dim_v + column;
+#pragma unroll
+      for (int j = 0; j < kC.dim_v / 8; ++j) {
+        if (8 * j >= a_.p.dim_v) break;
+        *reinterpret_cast<float2*>(to + 8 * j) = make_float2(
+            out[4 * j + 2 * half] * r.factor[half], out[4 * j + 2 * half + 1] * r.factor[half]);
+      }
+      if (lane() % 4 == 0) a_.parts.stats[at] = make_float2(r.reference[half], r.sum[half]);
+    }
+  }
+
   // A sink is a key with no value.
   __device__ __forceinline__ Rescaled with_sink(const Softmax& softmax) const {
     Rescaled r;
     float sink = Softmax::kNone;
-    if (a_.p.sink != nullptr) sink = a_.p.sink[head_ * a_.p.sink_head] * kLog2e;
+    const bool later_part = in_parts() && part_ >= a_.schedule.heads * a_.p.q_len;
+    if (a_.p.sink != nullptr && !later_part) sink = a_.p.sink[head_ * a_.p.sink_head] * kLog2e;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       r.reference[half] = softmax.reference[half];
@@ -96,6 +137,12 @@ class Epilogue {
         r.sum[half] = r.sum[half] * r.factor[half] + ptx::exp2_approx(sink - top);
         r.reference[half] = top;
       }
+    }
+    return r;
+  }
+  static __device__ __forceinline__ Rescaled divided(Rescaled r) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
       r.factor[half] = r.sum[half] == 0 ? 0.0f : __fdividef(r.factor[half], r.sum[half]);
     }
     return r;
@@ -159,13 +206,16 @@ class Epilogue {
     const int first = pass * Tile::kColumns;
     const int pieces = min(a_.p.dim_v - first, Tile::kColumns) / 8;
     if (pieces <= 0) return;
-    for (int x = thread(); x < rows_ * pieces; x += kWarpgroup) {
+    T* const to = out_row(0) + first;
+    const int count = rows_ * pieces;
+#pragma unroll 1  // for want of registers
+    for (int x = thread(); x < count; x += kWarpgroup) {
       const int row = x / pieces, piece = x - row * pieces;
       uint4 words;
       asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
                    : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
                    : "r"(s_out_ + Tile::offset(row, piece)));
-      *reinterpret_cast<uint4*>(out_row(row) + first + piece * 8) = words;
+      *reinterpret_cast<uint4*>(to + row * a_.results.row + piece * 8) = words;
     }
   }
 
@@ -179,8 +229,12 @@ class Epilogue {
         if (x - x == 0) continue;
         for (int row = 0; row < rows_; ++row) {
           if (!seen.sees(row, key)) continue;
-          T& out = out_row(row)[d];
-          out = ptx::from_float<T>(ptx::to_float(out) + x);
+          if (in_parts()) {
+            a_.parts.sums[(int64_t{part_} + row) * a_.p.dim_v + d] += x;
+          } else {
+            T& out = out_row(row)[d];
+            out = ptx::from_float<T>(ptx::to_float(out) + x);
+          }
         }
       }
     }
@@ -190,6 +244,7 @@ class Epilogue {
   const int warpgroup_, head_, batch_at_;
   const int rows_;    // of this warpgroup that exist
   const int row_;     // the first, of the tensor
+  const int part_;    // the first, of those of all parts
   const bool again_;  // outputs may be on their way to the same place
   const uint32_t s_out_;
 };

@@ -5,6 +5,7 @@
 #include "backend/cuda/portable/backward/config.h"
 #include "backend/cuda/portable/backward/element.cuh"
 #include "backend/cuda/portable/loads.cuh"
+#include "prim/cuda/ptx/grid_dependency.cuh"
 #include "prim/cuda/tile/products.cuh"
 
 namespace fovea::cuda {
@@ -183,6 +184,7 @@ class BiasBlock {
 template <typename T, int kDimQk, int kDimV>
 __global__ void __launch_bounds__(BiasBlock<T, kDimQk, kDimV>::kThreads, 2)
     backward_bias_kernel(const __grid_constant__ BackwardArguments a) {
+  ptx::wait_for_earlier_kernels();
   extern __shared__ __align__(128) unsigned char memory[];
   BiasBlock<T, kDimQk, kDimV>(a, memory).run();
 }

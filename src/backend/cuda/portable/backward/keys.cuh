@@ -8,6 +8,7 @@
 #include "backend/cuda/portable/backward/element.cuh"
 #include "backend/cuda/portable/backward/ladder.cuh"
 #include "prim/cuda/ptx/barrier.cuh"
+#include "prim/cuda/ptx/grid_dependency.cuh"
 #include "prim/cuda/tile/products.cuh"
 
 namespace fovea::cuda {
@@ -433,6 +434,7 @@ template <typename Shape, int kSums>
 __global__ void __launch_bounds__(kKeyConfig<Shape, static_cast<KeySums>(kSums)>.key_threads(),
                                   kKeyConfig<Shape, static_cast<KeySums>(kSums)>.key_blocks)
     backward_keys_kernel(const __grid_constant__ BackwardArguments a) {
+  ptx::wait_for_earlier_kernels();
   extern __shared__ __align__(128) unsigned char memory[];
   __shared__ RungPlace place;
   KeyBlock<Shape, static_cast<KeySums>(kSums)>(a, place, memory).run();

@@ -1,6 +1,7 @@
 // Launching of one backward pass.
 #pragma once
 
+#include "backend/cuda/common/launch.cuh"
 #include "backend/cuda/portable/backward/bias.cuh"
 #include "backend/cuda/portable/backward/kernels.h"
 #include "backend/cuda/portable/backward/keys.cuh"
@@ -11,22 +12,16 @@
 
 namespace fovea::cuda {
 
-// Beyond 48 KiB, a block's own variables included, a kernel has to be allowed to.
-template <typename Kernel>
-cudaError_t allow_shared_bytes(Kernel kernel, int shared_bytes) {
-  if (shared_bytes <= 32 * 1024) return cudaSuccess;
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-}
+// A kernel as an argument.
+template <auto kKernel>
+struct Kernel {};
 
-template <typename Kernel, typename... Rest>
-cudaError_t launch_blocks(Kernel kernel, int64_t blocks, int threads, int shared_bytes,
-                          cudaStream_t stream, const BackwardArguments& a, Rest... rest) {
+template <auto kKernel, typename... Rest>
+cudaError_t launch_blocks(int64_t blocks, int threads, int shared_bytes, cudaStream_t stream,
+                          const BackwardArguments& a, Rest... rest) {
   if (blocks == 0) return cudaSuccess;
-  if (const cudaError_t error = allow_shared_bytes(kernel, shared_bytes); error != cudaSuccess) {
-    return error;
-  }
-  kernel<<<static_cast<unsigned>(blocks), threads, shared_bytes, stream>>>(a, rest...);
-  return cudaGetLastError();
+  return launch<kKernel>({dim3(static_cast<unsigned>(blocks)), threads, shared_bytes, stream}, a,
+                         rest...);
 }
 
 // The one launch of short sequences; the gradient of a sink, which is a sum over all rows, has
@@ -41,11 +36,11 @@ cudaError_t launch_short(const BackwardArguments& a, cudaStream_t stream) {
   const int64_t rows =
       heads * ceil_div(p.group * ceil_div(p.q_len, kC.row_tile()), kC.warps / kC.row_sharing);
   const bool longest_first = keys + rows > int64_t{kC.blocks} * a.sm_count;
-  cudaError_t error =
-      launch_blocks(backward_short_kernel<Shape>, keys + rows, kC.threads(),
-                    short_shared_bytes<Shape>(), stream, a, static_cast<int>(keys), longest_first);
+  cudaError_t error = launch_blocks<backward_short_kernel<Shape>>(
+      keys + rows, kC.threads(), short_shared_bytes<Shape>(), stream, a, static_cast<int>(keys),
+      longest_first);
   if (error == cudaSuccess && a.dsink != nullptr) {
-    error = launch_blocks(sink_gradient_kernel, p.head_q, kStatThreads, 0, stream, a);
+    error = launch_blocks<sink_gradient_kernel>(p.head_q, kStatThreads, 0, stream, a);
   }
   return error;
 }
@@ -61,41 +56,39 @@ cudaError_t launch_backward(const BackwardArguments& a, cudaStream_t stream) {
   const Problem& p = a.p;
   const int64_t heads = static_cast<int64_t>(a.batch) * p.head_kv;
   const int64_t rows = static_cast<int64_t>(a.batch) * p.head_q * p.q_len;
-  const auto launch = [&](auto kernel, int64_t blocks, int threads, int bytes) {
-    return launch_blocks(kernel, blocks, threads, bytes, stream, a);
-  };
   const int lane_bits = stat_lane_bits(p.dim_v);
-  cudaError_t error = launch_blocks(row_stats_kernel<T>, ceil_div(rows << lane_bits, kStatThreads),
-                                    kStatThreads, 0, stream, a, lane_bits);
-  const auto then = [&](auto kernel, int64_t blocks, int threads, int bytes) {
-    if (error == cudaSuccess) error = launch(kernel, blocks, threads, bytes);
+  cudaError_t error = launch_blocks<row_stats_kernel<T>>(ceil_div(rows << lane_bits, kStatThreads),
+                                                         kStatThreads, 0, stream, a, lane_bits);
+  const auto then = [&]<auto kKernel>(Kernel<kKernel>, int64_t blocks, int threads, int bytes) {
+    if (error == cudaSuccess) error = launch_blocks<kKernel>(blocks, threads, bytes, stream, a);
   };
   const int64_t group_rows = int64_t{p.group} * p.q_len;
-  const auto keys = [&](auto kernel, const BackwardConfig& c) {
+  const auto keys = [&]<auto kKernel>(Kernel<kKernel> kernel, const BackwardConfig& c) {
     then(kernel, heads * ceil_div(p.kv_len, c.key_tile()) * a.row_parts, c.key_threads(),
          c.key_shared_bytes());
   };
   if (a.dq_sum != nullptr) {
     if constexpr (Shape::kOnePass.one_pass()) {
       if constexpr (Shape::kOnePass.small_heads) {
-        keys(backward_small_keys_kernel<Shape>, Shape::kOnePass);
+        keys(Kernel<backward_small_keys_kernel<Shape>>{}, Shape::kOnePass);
       } else {
-        keys(backward_keys_kernel<Shape, static_cast<int>(KeySums::kAll)>, Shape::kOnePass);
+        keys(Kernel<backward_keys_kernel<Shape, static_cast<int>(KeySums::kAll)>>{},
+             Shape::kOnePass);
       }
       const int64_t key_tiles = a.row_parts > 1 ? ceil_div(p.kv_len, BackwardConfig::kSumTile) : 0;
-      then(round_sums_kernel<T, kC.dim_qk, kC.dim_v>,
+      then(Kernel<round_sums_kernel<T, kC.dim_qk, kC.dim_v>>{},
            heads * (ceil_div(group_rows, BackwardConfig::kSumTile) + key_tiles),
            BackwardConfig::kSumThreads, 0);
     }
   } else {
     if constexpr (kC.split) {
-      keys(backward_keys_kernel<Shape, static_cast<int>(KeySums::kDk)>, kC);
-      keys(backward_keys_kernel<Shape, static_cast<int>(KeySums::kDv)>, kC);
+      keys(Kernel<backward_keys_kernel<Shape, static_cast<int>(KeySums::kDk)>>{}, kC);
+      keys(Kernel<backward_keys_kernel<Shape, static_cast<int>(KeySums::kDv)>>{}, kC);
     } else {
-      keys(backward_keys_kernel<Shape, static_cast<int>(KeySums::kBoth)>, kC);
+      keys(Kernel<backward_keys_kernel<Shape, static_cast<int>(KeySums::kBoth)>>{}, kC);
     }
-    then(backward_rows_kernel<Shape>, heads * ceil_div(group_rows, kC.row_tile()), kC.row_threads(),
-         kC.row_shared_bytes());
+    then(Kernel<backward_rows_kernel<Shape>>{}, heads * ceil_div(group_rows, kC.row_tile()),
+         kC.row_threads(), kC.row_shared_bytes());
   }
   if constexpr (kC.terms == Terms::kAny) {
     using Bias = BiasBlock<T, kC.dim_qk, kC.dim_v>;
@@ -103,10 +96,11 @@ cudaError_t launch_backward(const BackwardArguments& a, cudaStream_t stream) {
       const int64_t row_tiles = a.dbias_rows == 1 ? 1 : ceil_div(p.q_len, Bias::kTileQ);
       const int64_t blocks = static_cast<int64_t>(a.dbias_batches) * a.dbias_heads * row_tiles *
                              ceil_div(p.kv_len, Bias::kTileKv);
-      then(backward_bias_kernel<T, kC.dim_qk, kC.dim_v>, blocks, Bias::kThreads, Bias::kBytes);
+      then(Kernel<backward_bias_kernel<T, kC.dim_qk, kC.dim_v>>{}, blocks, Bias::kThreads,
+           Bias::kBytes);
     }
   }
-  if (a.dsink != nullptr) then(sink_gradient_kernel, p.head_q, kStatThreads, 0);
+  if (a.dsink != nullptr) then(Kernel<sink_gradient_kernel>{}, p.head_q, kStatThreads, 0);
   return error;
 }
 

@@ -5,6 +5,7 @@
 #include "backend/cuda/portable/backward/config.h"
 #include "backend/cuda/portable/backward/element.cuh"
 #include "backend/cuda/portable/loads.cuh"
+#include "prim/cuda/ptx/grid_dependency.cuh"
 #include "prim/cuda/tile/products.cuh"
 
 namespace fovea::cuda {
@@ -190,6 +191,7 @@ class RowBlock {
 template <typename Shape>
 __global__ void __launch_bounds__(Shape::kConfig.row_threads(), Shape::kConfig.row_blocks)
     backward_rows_kernel(const __grid_constant__ BackwardArguments a) {
+  ptx::wait_for_earlier_kernels();
   extern __shared__ __align__(128) unsigned char memory[];
   __shared__ Place place;
   RowBlock<Shape>(a, place, ptx::shared_address(memory)).run();

@@ -8,6 +8,7 @@
 
 #include "backend/cuda/portable/backward/short_keys.cuh"
 #include "backend/cuda/portable/backward/short_rows.cuh"
+#include "prim/cuda/ptx/grid_dependency.cuh"
 
 namespace fovea::cuda {
 
@@ -30,6 +31,7 @@ template <typename Shape>
 __global__ void __launch_bounds__(Shape::kShort.threads(), Shape::kShort.blocks)
     backward_short_kernel(const __grid_constant__ BackwardArguments a, int key_blocks,
                           bool longest_first) {
+  ptx::wait_for_earlier_kernels();
   extern __shared__ __align__(128) unsigned char memory[];
   static_assert(short_shared_bytes<Shape>() <= kLeastSharedBytes);
   const int item = blockIdx.x;

@@ -9,6 +9,7 @@
 
 #include "backend/cuda/portable/backward/small_dq.cuh"
 #include "backend/cuda/portable/backward/small_rows.cuh"
+#include "prim/cuda/ptx/grid_dependency.cuh"
 
 namespace fovea::cuda {
 
@@ -324,6 +325,7 @@ class SmallKeyBlock {
 template <typename Shape>
 __global__ void __launch_bounds__(Shape::kOnePass.key_threads(), Shape::kOnePass.key_blocks)
     backward_small_keys_kernel(const __grid_constant__ BackwardArguments a) {
+  ptx::wait_for_earlier_kernels();
   extern __shared__ __align__(128) unsigned char memory[];
   __shared__ SmallPlace place;
   SmallKeyBlock<Shape>(a, place, ptx::shared_address(memory)).run();

@@ -4,6 +4,7 @@
 
 #include "backend/cuda/portable/backward/element.cuh"
 #include "backend/cuda/portable/loads.cuh"
+#include "prim/cuda/ptx/grid_dependency.cuh"
 
 namespace fovea::cuda {
 
@@ -49,6 +50,7 @@ struct DotShare {
 template <typename T>
 __global__ void __launch_bounds__(kStatThreads)
     row_stats_kernel(const __grid_constant__ BackwardArguments a, int lane_bits) {
+  ptx::wait_for_earlier_kernels();
   const Problem& p = a.p;
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * kStatThreads + threadIdx.x;
   const int64_t threads = static_cast<int64_t>(gridDim.x) * kStatThreads;
@@ -89,6 +91,7 @@ __global__ void __launch_bounds__(kStatThreads)
 // One block a head, always in the same order.
 static __global__ void __launch_bounds__(kStatThreads)
     sink_gradient_kernel(const __grid_constant__ BackwardArguments a) {
+  ptx::wait_for_earlier_kernels();
   const Problem& p = a.p;
   const int head = blockIdx.x;
   const float sink2 = p.sink[head * p.sink_head] * kLog2e;

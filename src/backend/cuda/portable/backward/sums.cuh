@@ -5,6 +5,7 @@
 #include "backend/cuda/portable/backward/arguments.h"
 #include "backend/cuda/portable/backward/config.h"
 #include "backend/cuda/portable/loads.cuh"
+#include "prim/cuda/ptx/grid_dependency.cuh"
 #include "prim/cuda/ptx/math.cuh"
 #include "prim/cuda/ptx/mma.cuh"
 #include "prim/cuda/ptx/red.cuh"
@@ -111,6 +112,7 @@ __device__ __forceinline__ void round_tile(const float* sums, int rows, RowPoint
 template <typename T, int kDimQk, int kDimV>
 __global__ void __launch_bounds__(BackwardConfig::kSumThreads)
     round_sums_kernel(const __grid_constant__ BackwardArguments a) {
+  ptx::wait_for_earlier_kernels();
   constexpr int kTile = BackwardConfig::kSumTile;
   const Problem& p = a.p;
   const int q_tiles = (p.group * p.q_len + kTile - 1) / kTile;

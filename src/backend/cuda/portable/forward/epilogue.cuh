@@ -47,7 +47,7 @@ __device__ __forceinline__ int64_t partial_index(const ForwardArguments& a, cons
   return (blockIdx.y * heads + place.b * a.p.head_kv + place.head_kv) * all + place.row;
 }
 __device__ __forceinline__ float* partial_row(const ForwardArguments& a, const Place& place) {
-  return a.partial + partial_index(a, place) * a.p.dim_v;
+  return a.parts.sums + partial_index(a, place) * a.p.dim_v;
 }
 
 template <typename Shape>
@@ -170,7 +170,7 @@ class ForwardEpilogue {
         if (col + 1 < a_.p.dim_v) to[col + 1] = out_[r / 2][d][r % 2 * 2 + 1];
       }
       if (lane() % 4 == 0) {
-        a_.partial_stats[first + row] = make_float2(softmax_.reference[r], softmax_.sum[r]);
+        a_.parts.stats[first + row] = make_float2(softmax_.reference[r], softmax_.sum[r]);
       }
     }
   }

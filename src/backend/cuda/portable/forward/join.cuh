@@ -82,13 +82,13 @@ class JoiningEpilogue {
 #pragma unroll
       for (int y = 0; y < 8; ++y) x[y] = fmaf(values[y], part, x[y]);
     }
-    if (a_.parts > 1) {
+    if (a_.parts.count > 1) {
       float* const to = partial_row(a_, place_) + int64_t{row} * a_.p.dim_v + col;
 #pragma unroll
       for (int y = 0; y < 8; ++y) {
         if (col + y < a_.p.dim_v) to[y] = x[y];
       }
-      if (col == 0) a_.partial_stats[partial_index(a_, place_) + row] = {reference, sum};
+      if (col == 0) a_.parts.stats[partial_index(a_, place_) + row] = {reference, sum};
       return;
     }
     const float inverse = sum == 0 ? 0.0f : __fdividef(1.0f, sum);

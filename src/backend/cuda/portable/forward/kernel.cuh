@@ -15,6 +15,7 @@
 #include "backend/cuda/portable/forward/place.cuh"
 #include "backend/cuda/portable/forward/read_terms.cuh"
 #include "backend/cuda/portable/forward/scores.cuh"
+#include "prim/cuda/ptx/grid_dependency.cuh"
 #include "prim/cuda/tile/products.cuh"
 
 namespace fovea::cuda {
@@ -96,7 +97,7 @@ class ForwardBlock {
       JoiningEpilogue<Shape>(a_, place_, s_q_).store(softmax_, out_);
     } else {
       ForwardEpilogue<Shape> epilogue(a_, place_, s_q_, softmax_, out_);
-      if (a_.parts > 1) {
+      if (a_.parts.count > 1) {
         epilogue.store_partial();
       } else {
         epilogue.store();
@@ -104,7 +105,7 @@ class ForwardBlock {
     }
     if (place_.nonfinite) {
       __syncthreads();
-      add_nonfinite<T>(a_, place_, a_.parts > 1 ? partial_row(a_, place_) : nullptr);
+      add_nonfinite<T>(a_, place_, a_.parts.count > 1 ? partial_row(a_, place_) : nullptr);
     }
   }
 
@@ -114,7 +115,9 @@ class ForwardBlock {
   // does; later it is read from shared memory.
   __device__ __forceinline__ bool start() {
     ForwardPlace place;
+    if (a_.p.lengths_are_read()) ptx::wait_for_earlier_kernels();
     find_place<Shape>(a_, place);
+    ptx::wait_for_earlier_kernels();
     if (place.rows <= 0) return false;
     load_queries<T, TileQ, kThreads>(s_q_, a_.q, place, a_.p.group, place.span, place.rows,
                                      a_.p.dim_qk, a_.vector_qk, whole_fragments<TileQ>(place.rows));
@@ -396,6 +399,7 @@ class ForwardBlock {
 template <typename Shape>
 __global__ void __launch_bounds__(Shape::kConfig.threads(), Shape::kConfig.blocks)
     forward_kernel(const __grid_constant__ ForwardArguments a) {
+  if (ptx::blocks_are_few()) ptx::let_next_kernel_begin();
   extern __shared__ __align__(128) unsigned char memory[];
   __shared__ SharedForwardPlace place;
   ForwardBlock<Shape>(a, place, ptx::shared_address(memory)).run();

@@ -16,7 +16,7 @@ struct ForwardKernel {
   ForwardConfig config;
   // One block per (tile of rows, KV head) and part of the keys.
   cudaError_t (*launch)(const ForwardArguments& a, int64_t blocks, cudaStream_t stream);
-  cudaError_t (*merge)(const ForwardArguments& a, cudaStream_t stream);
+  cudaError_t (*merge)(const MergePartsArguments& a, cudaStream_t stream);
 };
 
 std::span<const ForwardKernel* const> forward_kernels();

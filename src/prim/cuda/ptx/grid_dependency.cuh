@@ -1,0 +1,31 @@
+// Kernels that may be launched before the ones they follow have ended (compute capability 9.0 and
+// later; elsewhere a launch waits by itself).
+#pragma once
+
+namespace fovea::ptx {
+
+// Until the kernels before this one have ended and what they wrote can be read. A kernel that is
+// launched early calls it before it touches memory, in every block: that what follows it may count
+// on its end being theirs too.
+__device__ __forceinline__ void wait_for_earlier_kernels() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets blocks of the next kernel take the room that this one's leave, and wait there. They go where
+// room is, not where the balance would be: only few blocks that end together should ask for it.
+__device__ __forceinline__ void let_next_kernel_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Whether every block has a multiprocessor for itself.
+__device__ __forceinline__ bool blocks_are_few() {
+  unsigned multiprocessors;
+  asm("mov.u32 %0, %%nsmid;" : "=r"(multiprocessors));
+  return gridDim.x * gridDim.y <= multiprocessors;
+}
+
+}  // namespace fovea::ptx
