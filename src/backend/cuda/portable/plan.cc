@@ -113,9 +113,13 @@ ForwardCut cut_forward(const AttentionProblem& p, const ForwardConfig& c, const 
   cut.tiles = row_tiles(p, c);
   const int64_t blocks = std::max<int64_t>(1, cut.tiles * p.batch * p.head_kv);
   const int64_t key_tiles = std::max<int64_t>(1, ceil_div(p.kv_len, c.tile_kv));
-  // With few blocks to a slot a long one at the end would leave the others idle; with many, blocks
-  // of one head that run together find its keys in the L2 cache.
-  cut.longest_first = p.mask.right >= 0 && blocks <= kManyWaves * c.blocks * gpu.sm_count;
+  // A long block at the end would leave the others idle. But with many blocks, and keys of all
+  // heads that do not stay in the L2 cache, those of one head that run together find its keys
+  // there.
+  const int64_t keys = p.head_kv * (p.layout == Layout::kPacked ? p.total_kv : p.batch * p.kv_len);
+  const bool cached = 2 * keys * padded_dims(c) * c.element_bytes <= gpu.l2_bytes;
+  cut.longest_first =
+      p.mask.right >= 0 && (cached || blocks <= kManyWaves * c.blocks * gpu.sm_count);
   const int64_t wanted = kSplitBlocks * gpu.sm_count;
   if (blocks * 2 <= wanted && p.kv_len >= kLeastSplitKeys) {
     // A part of fewer than four tiles spends more on its start and the merge than it saves.
