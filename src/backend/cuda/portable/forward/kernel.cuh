@@ -153,9 +153,14 @@ class ForwardBlock {
     // Fragments past the last key are not looked at.
     const int first = first_key(place, n), end = place.key_end;
     const uint32_t s_k = s_k_ + stage * TileK::kBytes, s_v = s_v_ + stage * TileV::kBytes;
-    if (a_.whole_rows && end - first >= kTileKv) {
-      LoaderK::fill_whole(s_k, static_cast<const T*>(place.keys), a_.k.row, first);
-      LoaderV::fill_whole(s_v, static_cast<const T*>(place.values), a_.v.row, first);
+    // Where warps share rows the last tile takes the same way as the others: it is one of few, and
+    // a way of its own would be code to fetch.
+    constexpr bool kEnds = kSharing > 1;
+    if (a_.whole_rows && (kEnds || end - first >= kTileKv)) {
+      LoaderK::template fill_whole<kEnds>(s_k, static_cast<const T*>(place.keys), a_.k.row, first,
+                                          end);
+      LoaderV::template fill_whole<kEnds>(s_v, static_cast<const T*>(place.values), a_.v.row, first,
+                                          end);
       return;
     }
     constexpr int kStep = kRead ? kC.chunk_kv : 32;
