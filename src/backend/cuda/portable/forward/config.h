@@ -72,7 +72,9 @@ constexpr ForwardConfig forward_config(int element_bytes, int dim_qk, int dim_v,
     c.warps = width == Width::kPairs ? 8 : 4;
     c.m_tiles = 1;
     c.chunk_kv = dim_qk > 64 ? 16 : 32;
-    c.tile_kv = dim_qk > 64 ? 64 : width == Width::kPairs && dim_qk <= 32 ? 256 : 128;
+    // A tile more is a barrier more for warps that have few chunks each.
+    const bool small = width == Width::kPairs && dim_qk <= 32;
+    c.tile_kv = small ? 8192 / dim_qk : dim_qk > 64 ? 64 : 128;
     c.blocks = 16 / c.warps;
   }
   if (element_bytes == 4) {

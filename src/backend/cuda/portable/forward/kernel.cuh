@@ -207,13 +207,13 @@ class ForwardBlock {
     constexpr int kChunks = kTileKv / kC.chunk_kv;
     const uint32_t s_k = s_k_ + stage * TileK::kBytes, s_v = s_v_ + stage * TileV::kBytes;
     const WarpSight& sight = place_.warps[warp()];
-    // Terms cost more than a look at the reference. Where warps share rows, keys are few, and code
-    // that is fetched for the first time takes longer than such looks.
-    constexpr bool kBold = !kAnyTerms && kSharing == 1;
+    // Terms cost more than a look at the reference. Where warps share rows and have few chunks
+    // each, code that is fetched for the first time takes longer than such looks.
+    constexpr bool kBold = !kAnyTerms && (kSharing == 1 || (kSharing == 2 && kC.dim_qk <= 32));
     // Small head dims spend so little on a chunk that a question at each would show.
     constexpr bool kTight = kBold && kC.dim_qk <= 32;
     // Two chunks at a time give the second's products something to do while the first is weighed.
-    constexpr int kStride = kTight && kC.dim_qk == 32 ? 2 : 1;
+    constexpr int kStride = kTight && kC.dim_qk == 32 && kSharing == 1 ? 2 : 1;
     // Warps without rows, or whose rows see nothing of the tile, must not hold up the others.
     if (kTight && sight.hides(first, first + kTileKv)) return;
     bool bets = kBold;
@@ -248,7 +248,7 @@ class ForwardBlock {
     }
     if constexpr (kTight) {
 #pragma unroll 1
-      for (; c >= 0; c -= kStride) {
+      for (; c >= 0; c -= kStride * kSharing) {
 #pragma unroll
         for (int x = 0; x < kStride; ++x) {
           const int chunk = (c - x) * kC.chunk_kv;
