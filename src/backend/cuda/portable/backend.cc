@@ -53,6 +53,7 @@ class PortableKernel : public BoundKernel {
             : c.terms == Terms::kMask     ? "/mask"
             : c.width == Width::kPairs    ? "/pairs"
             : c.width == Width::kQuads    ? "/quads"
+            : c.width == Width::kCrowded  ? "/crowded"
                                           : "");
   }
 

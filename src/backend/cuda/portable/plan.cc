@@ -15,6 +15,7 @@ constexpr int64_t kLeastSplitKeys = 1024;  // below it a merge takes longer than
 constexpr int64_t kFewKeys = 1024;         // that a block of few rows may read for them alone
 constexpr int64_t kFewRows = 64;           // of a KV head, for which keys are read about once
 constexpr int64_t kSharedBlocks = 2;       // of an SM, whose warps share rows
+constexpr int64_t kCrowdedWaves = 3;       // of blocks, beyond which one more to an SM pays
 constexpr int64_t kManyWaves = 8;          // of blocks: enough that the last one hardly matters
 constexpr int64_t kLeastRowTiles = 2;      // of a part of the rows that a tile of keys meets
 constexpr int64_t kSmallRowTiles = 64;     // the same with small heads, where the GPU is full
@@ -92,13 +93,25 @@ const ForwardKernel* find_forward(const AttentionProblem& p, const GpuInfo& gpu)
     return fits ? wide : any;
   }
   if (wide == nullptr) return nullptr;
+  // Of the same dims; null where there is none.
+  const auto beside_wide = [&](Width width) {
+    const ForwardKernel* const kernel = of_width(width);
+    const bool same = kernel != nullptr && kernel->config.dim_qk == wide->config.dim_qk;
+    return same ? kernel : nullptr;
+  };
+  const auto waves = [&](const ForwardKernel& kernel, int64_t blocks_of_sm) {
+    const int64_t blocks = row_tiles(p, kernel.config) * p.batch * p.head_kv;
+    return ceil_div(blocks, blocks_of_sm * gpu.sm_count);
+  };
+  if (const ForwardKernel* const crowded = beside_wide(Width::kCrowded);
+      crowded != nullptr && waves(*crowded, crowded->config.blocks) > kCrowdedWaves) {
+    return crowded;
+  }
   const int64_t rows = p.head_q / p.head_kv * p.q_len;
   if (p.kv_len > kFewKeys && rows > kFewRows) return wide;
   for (const Width width : {Width::kQuads, Width::kPairs}) {
-    const ForwardKernel* const shared = of_width(width);
-    if (shared == nullptr || shared->config.dim_qk != wide->config.dim_qk) continue;
-    const int64_t blocks = row_tiles(p, shared->config) * p.batch * p.head_kv;
-    if (blocks <= kSharedBlocks * gpu.sm_count) return shared;
+    const ForwardKernel* const shared = beside_wide(width);
+    if (shared != nullptr && waves(*shared, kSharedBlocks) <= 1) return shared;
   }
   return wide;
 }
