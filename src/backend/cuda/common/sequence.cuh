@@ -18,6 +18,11 @@ __device__ __forceinline__ int clamp_to(int x, int low, int high) {
   return x < low ? low : x > high ? high : x;
 }
 
+// Whether lengths are read from memory.
+__device__ __forceinline__ bool varies(const Problem& p) {
+  return p.cu_q != nullptr || p.key_lengths != nullptr;
+}
+
 // Values that no host has checked are held within the tensors.
 __device__ __forceinline__ Sequence sequence_at(const Problem& p, int b) {
   Sequence s{p.q_len, p.kv_len, 0, 0, b};

@@ -27,6 +27,10 @@ struct ForwardArguments {
   int part_keys;          // of a part, a multiple of the kernel's tile
   float* partial;         // [part][batch * head_kv][group * q_len][dim_v]
   float2* partial_stats;  // [part][batch * head_kv][group * q_len]: reference max (log2), sum
+
+  // Of the launch.
+  int shared_bytes;  // of a block
+  bool comes_early;  // blocks come while the kernel before ends, and wait for that themselves
 };
 
 }  // namespace fovea::cuda

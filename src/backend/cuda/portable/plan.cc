@@ -15,6 +15,7 @@ constexpr int64_t kLeastSplitKeys = 1024;  // below it a merge takes longer than
 constexpr int64_t kFewKeys = 1024;         // that a block of few rows may read for them alone
 constexpr int64_t kFewRows = 64;           // of a KV head, for which keys are read about once
 constexpr int64_t kSharedBlocks = 2;       // of an SM, whose warps share rows
+constexpr int kEarlySm = 90;               // with launches that begin early
 constexpr int64_t kCrowdedWaves = 3;       // of blocks, beyond which one more to an SM pays
 constexpr int64_t kManyWaves = 8;          // of blocks: enough that the last one hardly matters
 constexpr int64_t kLeastRowTiles = 2;      // of a part of the rows that a tile of keys meets
@@ -178,8 +179,16 @@ BackwardCut cut_backward(const AttentionProblem& p, const BackwardConfig& c, con
 }
 
 ForwardArguments plan_forward(const AttentionProblem& p, const ForwardConfig& c,
-                              const ForwardCut& cut) {
+                              const ForwardCut& cut, const GpuInfo& gpu) {
   ForwardArguments a{};
+  a.shared_bytes = c.shared_bytes();
+  // What is over in a few microseconds waits for its launch nearly as long. Blocks that come early
+  // find SMs unevenly busy: they ask for so much memory that no SM takes more than its share.
+  a.comes_early = c.key_warps > 1 && gpu.sm >= kEarlySm;
+  if (a.comes_early) {
+    const int share = gpu.shared_bytes / static_cast<int>(kSharedBlocks) - 2 * kOwnSharedBytes;
+    a.shared_bytes = std::max(a.shared_bytes, share);
+  }
   a.batch = static_cast<int>(p.batch);
   a.longest_first = cut.longest_first;
   a.tiles_of_heads = tiles_of_heads(p, c);

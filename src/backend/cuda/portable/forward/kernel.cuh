@@ -15,6 +15,7 @@
 #include "backend/cuda/portable/forward/place.cuh"
 #include "backend/cuda/portable/forward/read_terms.cuh"
 #include "backend/cuda/portable/forward/scores.cuh"
+#include "prim/cuda/ptx/dependent_launch.cuh"
 #include "prim/cuda/tile/products.cuh"
 
 namespace fovea::cuda {
@@ -86,6 +87,8 @@ class ForwardBlock {
       }
       ptx::cp_async_wait<0>();
       softmax_.finish();
+      // Not sooner, or the longest blocks of the next gather on the SMs that are done first.
+      if constexpr (kSharing > 1) ptx::let_next_kernel_come();
       // Also ends the reading of the last tile, which what follows writes over.
       if (!__syncthreads_or(!place_.careful && !plausible())) break;
       if (threadIdx.x == 0) place_.careful = true;
@@ -114,7 +117,10 @@ class ForwardBlock {
   // does; later it is read from shared memory.
   __device__ __forceinline__ bool start() {
     ForwardPlace place;
+    // Where warps share rows the kernel before may be at work yet; only its end makes memory safe.
+    if (kSharing > 1 && varies(a_.p)) ptx::wait_for_kernel_before();
     find_place<Shape>(a_, place);
+    if constexpr (kSharing > 1) ptx::wait_for_kernel_before();
     if (place.rows <= 0) return false;
     load_queries<T, TileQ, kThreads>(s_q_, a_.q, place, a_.p.group, place.span, place.rows,
                                      a_.p.dim_qk, a_.vector_qk, whole_fragments<TileQ>(place.rows));

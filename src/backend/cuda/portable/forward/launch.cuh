@@ -7,18 +7,34 @@
 
 namespace fovea::cuda {
 
+// Whether a kernel itself waits for the one before it: code for GPUs of old, translated for this
+// one, does not.
+template <typename Kernel>
+bool waits_itself(Kernel kernel) {
+  cudaFuncAttributes code{};
+  return cudaFuncGetAttributes(&code, kernel) == cudaSuccess && code.ptxVersion >= 90;
+}
+
 template <typename Shape>
 cudaError_t launch_forward(const ForwardArguments& a, int64_t blocks, cudaStream_t stream) {
   const auto kernel = forward_kernel<Shape>;
-  constexpr int kBytes = Shape::kConfig.shared_bytes();
   if (const cudaError_t error =
-          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, a.shared_bytes);
       error != cudaSuccess) {
     return error;
   }
-  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(a.parts));
-  kernel<<<grid, Shape::kConfig.threads(), kBytes, stream>>>(a);
-  return cudaGetLastError();
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(a.parts));
+  launch.blockDim = dim3(Shape::kConfig.threads());
+  launch.dynamicSmemBytes = static_cast<size_t>(a.shared_bytes);
+  launch.stream = stream;
+  launch.attrs = &early;
+  static const bool waits = waits_itself(kernel);
+  launch.numAttrs = a.comes_early && waits ? 1 : 0;
+  return cudaLaunchKernelEx(&launch, kernel, a);
 }
 
 template <typename T>
