@@ -30,6 +30,12 @@ Status OnDevice::launch(cudaStream_t stream) {
   return s;
 }
 
+Status OnDevice::launch_after(const OnDevice& before, cudaStream_t stream) {
+  ForwardTensors t = there_.forward();
+  t.q = before.there_.forward().out;
+  return plan_.forward(t, forward_space_.view(), {stream});
+}
+
 std::vector<std::byte> OnDevice::result() {
   const Status done = there_.download();
   EXPECT_TRUE(done.ok()) << done.message();

@@ -16,6 +16,8 @@ class OnDevice {
   void reset();
   // Queues forward, and backward where the case asks.
   Status launch(cudaStream_t stream);
+  // Queues forward with the outputs of `before` as queries.
+  Status launch_after(const OnDevice& before, cudaStream_t stream);
   // Waits, and gives every byte of the tensors: guards, padding and inputs among them. Fails the
   // test where a guard or an input was written to.
   std::vector<std::byte> result();

@@ -78,6 +78,31 @@ TEST_P(Repeat, StreamsDoNotDisturbEachOther) {
   }
 }
 
+// A kernel may come to the GPU before the one ahead of it has ended, but reads nothing until then.
+TEST_P(Repeat, ACallReadsWhatTheOneBeforeItWrote) {
+  for (const char* dtype : kDTypes) {
+    for (const char* shape :
+         {"b=2 hq=8 q=128 d=32", "b=4 hq=8 hkv=2 q=512 d=16 mask=causal", "b=1 hq=1 q=192 d=64",
+          "b=2 hq=4 q=100 kv=100 d=64 varlen", "b=2 hq=4 q=700 d=64 mask=causal"}) {
+      const Case c = must_parse(std::string(shape) + " dtype=" + dtype);
+      OnDevice first(GetParam(), c), second(GetParam(), c);
+      const std::vector<std::byte> left = launch_once(first, nullptr);
+      second.reset();
+      ASSERT_TRUE(second.launch_after(first, nullptr).ok());
+      const std::vector<std::byte> expected = second.result();
+      const OwnedStream stream;
+      for (int time = 0; time < kTimes / 10; ++time) {
+        first.reset();
+        second.reset();
+        ASSERT_TRUE(first.launch(stream.get()).ok());
+        ASSERT_TRUE(second.launch_after(first, stream.get()).ok());
+        ASSERT_EQ(second.result() == expected, true) << time << reproduce(GetParam(), c);
+        ASSERT_EQ(first.result() == left, true) << time << reproduce(GetParam(), c);
+      }
+    }
+  }
+}
+
 // A capture must take every launch and nothing else: an allocation or a wait would break it.
 TEST_P(Repeat, GraphReplayIsTheDirectCall) {
   for (const char* dtype : kDTypes) {

@@ -23,6 +23,8 @@ struct ForwardArguments {
   // Keys cut into parts, each with its own unnormalised sums.
   Parts parts;
   int part_keys;  // of a part, a multiple of the kernel's tile
+
+  int shared_bytes;  // that a block is launched with
 };
 
 }  // namespace fovea::cuda

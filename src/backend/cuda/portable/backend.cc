@@ -40,7 +40,7 @@ class PortableKernel : public BoundKernel {
         backward_(*find_backward(problem)),
         cut_(cut_forward(problem, forward_.config, device.gpu)),
         backward_cut_(cut_backward(problem, backward_.one_pass, device.gpu)),
-        planned_forward_(plan_forward(problem, forward_.config, cut_)),
+        planned_forward_(plan_forward(problem, forward_.config, cut_, device.gpu)),
         planned_backward_(plan_backward(problem, backward_cut_, device.gpu)) {}
 
   std::string name() const override {
@@ -53,6 +53,7 @@ class PortableKernel : public BoundKernel {
             : c.terms == Terms::kMask     ? "/mask"
             : c.width == Width::kPairs    ? "/pairs"
             : c.width == Width::kQuads    ? "/quads"
+            : c.width == Width::kCrowded  ? "/crowded"
                                           : "");
   }
 

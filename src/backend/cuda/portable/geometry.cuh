@@ -38,6 +38,11 @@ struct RowSpan {
   __device__ __forceinline__ Row of(const Sequence& s, int r) const {
     return one_head ? Row{first.head, first.i + r} : Row::at(s, row + r);
   }
+  // The least and the greatest query of the first `rows` rows.
+  __device__ __forceinline__ int low() const { return one_head ? first.i : 0; }
+  __device__ __forceinline__ int high(const Sequence& s, int rows) const {
+    return one_head ? first.i + rows - 1 : s.q_len - 1;
+  }
 };
 
 // The row in a block's tile of index r of the 2 kM that a lane holds; kSharing neighbouring warps
@@ -84,8 +89,8 @@ __device__ __forceinline__ KeyTiles key_tiles(const Problem& p, const Sequence& 
   if (sees_all(p)) {
     return {0, (key_end - key_begin + tile - 1) / tile, 0, 0, s.kv_len, 0};
   }
-  const Sight low = sight_of(p, s, span.one_head ? span.first.i : 0);
-  const Sight high = sight_of(p, s, span.one_head ? span.first.i + rows - 1 : s.q_len - 1);
+  const Sight low = sight_of(p, s, span.low());
+  const Sight high = sight_of(p, s, span.high(s, rows));
   KeyTiles t;
   const int begin = max(low.begin, key_begin), end = min(high.end, key_end);
   const int prefix = min(low.prefix, key_end);

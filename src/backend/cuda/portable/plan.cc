@@ -15,6 +15,8 @@ constexpr int64_t kLeastSplitKeys = 1024;  // below it a merge takes longer than
 constexpr int64_t kFewKeys = 1024;         // that a block of few rows may read for them alone
 constexpr int64_t kFewRows = 64;           // of a KV head, for which keys are read about once
 constexpr int64_t kSharedBlocks = 2;       // of an SM, whose warps share rows
+constexpr int kEarlySm = 90;               // with launches that begin early
+constexpr int64_t kCrowdedWaves = 3;       // of blocks, beyond which one more to an SM pays
 constexpr int64_t kManyWaves = 8;          // of blocks: enough that the last one hardly matters
 constexpr int64_t kLeastRowTiles = 2;      // of a part of the rows that a tile of keys meets
 constexpr int64_t kSmallRowTiles = 64;     // the same with small heads, where the GPU is full
@@ -92,13 +94,25 @@ const ForwardKernel* find_forward(const AttentionProblem& p, const GpuInfo& gpu)
     return fits ? wide : any;
   }
   if (wide == nullptr) return nullptr;
+  // Of the same dims; null where there is none.
+  const auto beside_wide = [&](Width width) {
+    const ForwardKernel* const kernel = of_width(width);
+    const bool same = kernel != nullptr && kernel->config.dim_qk == wide->config.dim_qk;
+    return same ? kernel : nullptr;
+  };
+  const auto waves = [&](const ForwardKernel& kernel, int64_t blocks_of_sm) {
+    const int64_t blocks = row_tiles(p, kernel.config) * p.batch * p.head_kv;
+    return ceil_div(blocks, blocks_of_sm * gpu.sm_count);
+  };
+  if (const ForwardKernel* const crowded = beside_wide(Width::kCrowded);
+      crowded != nullptr && waves(*crowded, crowded->config.blocks) > kCrowdedWaves) {
+    return crowded;
+  }
   const int64_t rows = p.head_q / p.head_kv * p.q_len;
   if (p.kv_len > kFewKeys && rows > kFewRows) return wide;
   for (const Width width : {Width::kQuads, Width::kPairs}) {
-    const ForwardKernel* const shared = of_width(width);
-    if (shared == nullptr || shared->config.dim_qk != wide->config.dim_qk) continue;
-    const int64_t blocks = row_tiles(p, shared->config) * p.batch * p.head_kv;
-    if (blocks <= kSharedBlocks * gpu.sm_count) return shared;
+    const ForwardKernel* const shared = beside_wide(width);
+    if (shared != nullptr && waves(*shared, kSharedBlocks) <= 1) return shared;
   }
   return wide;
 }
@@ -113,9 +127,13 @@ ForwardCut cut_forward(const AttentionProblem& p, const ForwardConfig& c, const 
   cut.tiles = row_tiles(p, c);
   const int64_t blocks = std::max<int64_t>(1, cut.tiles * p.batch * p.head_kv);
   const int64_t key_tiles = std::max<int64_t>(1, ceil_div(p.kv_len, c.tile_kv));
-  // With few blocks to a slot a long one at the end would leave the others idle; with many, blocks
-  // of one head that run together find its keys in the L2 cache.
-  cut.longest_first = p.mask.right >= 0 && blocks <= kManyWaves * c.blocks * gpu.sm_count;
+  // A long block at the end would leave the others idle. But with many blocks, and keys of all
+  // heads that do not stay in the L2 cache, those of one head that run together find its keys
+  // there.
+  const int64_t keys = p.head_kv * (p.layout == Layout::kPacked ? p.total_kv : p.batch * p.kv_len);
+  const bool cached = 2 * keys * padded_dims(c) * c.element_bytes <= gpu.l2_bytes;
+  cut.longest_first =
+      p.mask.right >= 0 && (cached || blocks <= kManyWaves * c.blocks * gpu.sm_count);
   const int64_t wanted = kSplitBlocks * gpu.sm_count;
   if (blocks * 2 <= wanted && p.kv_len >= kLeastSplitKeys) {
     // A part of fewer than four tiles spends more on its start and the merge than it saves.
@@ -161,8 +179,15 @@ BackwardCut cut_backward(const AttentionProblem& p, const BackwardConfig& c, con
 }
 
 ForwardArguments plan_forward(const AttentionProblem& p, const ForwardConfig& c,
-                              const ForwardCut& cut) {
+                              const ForwardCut& cut, const GpuInfo& gpu) {
   ForwardArguments a{};
+  a.shared_bytes = c.shared_bytes();
+  // What is over in a few microseconds waits for its launch nearly as long. Blocks that come early
+  // find SMs unevenly busy: they ask for so much memory that no SM takes more than its share.
+  if (c.key_warps > 1 && gpu.sm >= kEarlySm) {
+    const int share = gpu.shared_bytes / static_cast<int>(kSharedBlocks) - 2 * kOwnSharedBytes;
+    a.shared_bytes = std::max(a.shared_bytes, share);
+  }
   a.batch = static_cast<int>(p.batch);
   a.longest_first = cut.longest_first;
   a.tiles_of_heads = tiles_of_heads(p, c);

@@ -37,7 +37,7 @@ BackwardCut cut_backward(const AttentionProblem& p, const BackwardConfig& c, con
 
 // What a call's arguments hold that does not depend on its tensors.
 ForwardArguments plan_forward(const AttentionProblem& p, const ForwardConfig& c,
-                              const ForwardCut& cut);
+                              const ForwardCut& cut, const GpuInfo& gpu);
 BackwardArguments plan_backward(const AttentionProblem& p, const BackwardCut& cut,
                                 const GpuInfo& gpu);
 

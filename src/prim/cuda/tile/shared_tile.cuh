@@ -132,20 +132,27 @@ struct TileLoader {
     fill_whole(shared, base, stride, 0);
   }
 
-  // A whole tile of whole rows, from row `row` of those that begin at `base`.
+  // A whole tile of whole rows, from row `row` of those that begin at `base`. kEnds: of rows from
+  // `end` on it takes none and becomes zeros.
+  template <bool kEnds = false>
   __device__ __forceinline__ static void fill_whole(uint32_t shared, const T* base, int64_t stride,
-                                                    int row) {
+                                                    int row, int end = 0) {
     static_assert(sizeof(T) == 4 || kRowStep % 8 == 0);  // the exchange of chunks repeats
     static_assert(!kRuns || kRowStep % 16 == 0);
     const int first = threadIdx.x / kPerRow, lane = threadIdx.x % kPerRow;
     const T* source = base + (row + source_row(first)) * stride + lane * kPerChunk;
+    const int left = end - row - source_row(first);
 #pragma unroll
     for (int r = 0; r < Tile::kRows; r += kRowStep) {
       if (Tile::kRows % kRowStep != 0 && first + r >= Tile::kRows) break;
 #pragma unroll
       for (int c = 0; c < Tile::kChunks; c += kPerRow) {
-        ptx::cp_async_16(shared + Tile::offset(first, c + lane) + r * Tile::row_bytes(c),
-                         source + c * kPerChunk);
+        const uint32_t to = shared + Tile::offset(first, c + lane) + r * Tile::row_bytes(c);
+        if constexpr (kEnds) {
+          ptx::cp_async_16(to, source + c * kPerChunk, left > source_row(r) ? 16 : 0);
+        } else {
+          ptx::cp_async_16(to, source + c * kPerChunk);
+        }
       }
       source += (source_row(r + kRowStep) - source_row(r)) * stride;
     }

@@ -7,8 +7,9 @@ namespace fovea::cuda {
 // kBias, kMask: one of them alone. kAny: all of it together, dropout, odd scales.
 enum class Terms { kNone, kComputed, kBias, kMask, kAny };
 // Of rows there are enough for every warp to have its own; or two, or four warps hold the same
-// ones, each for its share of the keys, so that few rows keep more of the GPU busy.
-enum class Width { kWide, kPairs, kQuads };
+// ones, each for its share of the keys, so that few rows keep more of the GPU busy. kCrowded: there
+// are so many that one more block to an SM is worth its fewer registers.
+enum class Width { kWide, kPairs, kQuads, kCrowded };
 
 // Bytes of a row of a tile in shared memory, as tile::SharedTile lays it out.
 constexpr int shared_row_bytes(int element_bytes, int dim) {
@@ -67,12 +68,15 @@ constexpr ForwardConfig forward_config(int element_bytes, int dim_qk, int dim_v,
     c.tile_kv = dim_qk > 128 ? 32 : 64;
     c.blocks = 2;
   }
-  if (width != Width::kWide) {
+  if (width == Width::kCrowded) ++c.blocks;
+  if (width == Width::kPairs || width == Width::kQuads) {
     c.key_warps = width == Width::kPairs ? 2 : 4;
     c.warps = width == Width::kPairs ? 8 : 4;
     c.m_tiles = 1;
     c.chunk_kv = dim_qk > 64 ? 16 : 32;
-    c.tile_kv = dim_qk > 64 ? 64 : width == Width::kPairs && dim_qk <= 32 ? 256 : 128;
+    // A tile more is a barrier more for warps that have few chunks each.
+    const bool small = width == Width::kPairs && dim_qk <= 32;
+    c.tile_kv = small ? 8192 / dim_qk : dim_qk > 64 ? 64 : 128;
     c.blocks = 16 / c.warps;
   }
   if (element_bytes == 4) {

@@ -87,6 +87,9 @@ class ForwardBlock {
       }
       ptx::cp_async_wait<0>();
       softmax_.finish();
+      // Of many blocks not sooner, or the longest ones of the next kernel gather on the SMs that
+      // are done first.
+      if constexpr (kSharing > 1) ptx::let_next_kernel_begin();
       // Also ends the reading of the last tile, which what follows writes over.
       if (!__syncthreads_or(!place_.careful && !plausible())) break;
       if (threadIdx.x == 0) place_.careful = true;
@@ -156,9 +159,14 @@ class ForwardBlock {
     // Fragments past the last key are not looked at.
     const int first = first_key(place, n), end = place.key_end;
     const uint32_t s_k = s_k_ + stage * TileK::kBytes, s_v = s_v_ + stage * TileV::kBytes;
-    if (a_.whole_rows && end - first >= kTileKv) {
-      LoaderK::fill_whole(s_k, static_cast<const T*>(place.keys), a_.k.row, first);
-      LoaderV::fill_whole(s_v, static_cast<const T*>(place.values), a_.v.row, first);
+    // Where warps share rows the last tile takes the same way as the others: it is one of few, and
+    // a way of its own would be code to fetch.
+    constexpr bool kEnds = kSharing > 1;
+    if (a_.whole_rows && (kEnds || end - first >= kTileKv)) {
+      LoaderK::template fill_whole<kEnds>(s_k, static_cast<const T*>(place.keys), a_.k.row, first,
+                                          end);
+      LoaderV::template fill_whole<kEnds>(s_v, static_cast<const T*>(place.values), a_.v.row, first,
+                                          end);
       return;
     }
     constexpr int kStep = kRead ? kC.chunk_kv : 32;
@@ -205,13 +213,13 @@ class ForwardBlock {
     constexpr int kChunks = kTileKv / kC.chunk_kv;
     const uint32_t s_k = s_k_ + stage * TileK::kBytes, s_v = s_v_ + stage * TileV::kBytes;
     const WarpSight& sight = place_.warps[warp()];
-    // Terms cost more than a look at the reference. Where warps share rows, keys are few, and code
-    // that is fetched for the first time takes longer than such looks.
-    constexpr bool kBold = !kAnyTerms && kSharing == 1;
+    // Terms cost more than a look at the reference. Where warps share rows and have few chunks
+    // each, code that is fetched for the first time takes longer than such looks.
+    constexpr bool kBold = !kAnyTerms && (kSharing == 1 || (kSharing == 2 && kC.dim_qk <= 32));
     // Small head dims spend so little on a chunk that a question at each would show.
     constexpr bool kTight = kBold && kC.dim_qk <= 32;
     // Two chunks at a time give the second's products something to do while the first is weighed.
-    constexpr int kStride = kTight && kC.dim_qk == 32 ? 2 : 1;
+    constexpr int kStride = kTight && kC.dim_qk == 32 && kSharing == 1 ? 2 : 1;
     // Warps without rows, or whose rows see nothing of the tile, must not hold up the others.
     if (kTight && sight.hides(first, first + kTileKv)) return;
     bool bets = kBold;
@@ -246,7 +254,7 @@ class ForwardBlock {
     }
     if constexpr (kTight) {
 #pragma unroll 1
-      for (; c >= 0; c -= kStride) {
+      for (; c >= 0; c -= kStride * kSharing) {
 #pragma unroll
         for (int x = 0; x < kStride; ++x) {
           const int chunk = (c - x) * kC.chunk_kv;

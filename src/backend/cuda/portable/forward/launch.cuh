@@ -9,9 +9,8 @@ namespace fovea::cuda {
 
 template <typename Shape>
 cudaError_t launch_forward(const ForwardArguments& a, int64_t blocks, cudaStream_t stream) {
-  constexpr ForwardConfig kC = Shape::kConfig;
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(a.parts.count));
-  return launch<forward_kernel<Shape>>({grid, kC.threads(), kC.shared_bytes(), stream}, a);
+  return launch<forward_kernel<Shape>>({grid, Shape::kConfig.threads(), a.shared_bytes, stream}, a);
 }
 
 template <DType kDtype, typename Shape>

@@ -58,6 +58,11 @@ __device__ __forceinline__ void find_place(const ForwardArguments& a, ForwardPla
   place.key_begin = blockIdx.y * a.part_keys;
   place.key_end = min(place.key_begin + a.part_keys, place.s.kv_len);
   if (place.rows <= 0) return;
+  // Where warps share rows, blocks are so short that keys which none of them sees would be noticed.
+  if (Shape::kConfig.key_warps > 1 && !sees_all(p)) {
+    const Sight high = sight_of(p, place.s, place.span.high(place.s, place.rows));
+    place.key_end = min(place.key_end, max(high.end, high.prefix));
+  }
   place.careful = place.nonfinite = false;
   place.tiles =
       key_tiles(p, place.s, place.span, place.rows, place.key_begin, place.key_end, kTileKv);
