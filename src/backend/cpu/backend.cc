@@ -28,6 +28,9 @@ struct ForwardCut {
   int64_t keys = 0;  // of a part
 };
 
+// Parts of the keys are multiples of this, so that none is too short to be worth its sums.
+constexpr int64_t kPartKeys = 256;
+
 ForwardCut cut_forward(const AttentionProblem& p, const KernelSizes& sizes, int threads) {
   const int64_t heads = p.batch * p.head_kv, rows = p.head_q / p.head_kv * p.q_len;
   ForwardCut cut;
@@ -38,11 +41,11 @@ ForwardCut cut_forward(const AttentionProblem& p, const KernelSizes& sizes, int 
   }
   cut.chunks = ceil_div(rows, cut.rows);
   const int64_t tasks = std::max<int64_t>(1, heads * cut.chunks);
-  const int64_t blocks = ceil_div(p.kv_len, sizes.tile_kv);
-  if (tasks < int64_t{2} * threads && threads > 1 && blocks > 1) {
-    cut.parts = std::min({ceil_div(wanted, tasks), blocks, int64_t{kMaxPartials}});
+  const int64_t most = ceil_div(p.kv_len, kPartKeys);
+  if (tasks < int64_t{2} * threads && threads > 1 && most > 1) {
+    cut.parts = std::min({ceil_div(wanted, tasks), most, int64_t{kMaxPartials}});
   }
-  cut.keys = round_up(ceil_div(p.kv_len, cut.parts), sizes.tile_kv);
+  cut.keys = round_up(ceil_div(p.kv_len, cut.parts), kPartKeys);
   return cut;
 }
 

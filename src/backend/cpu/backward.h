@@ -239,7 +239,13 @@ class Backward {
 
   void write_transposed(const Rows& t, int64_t j, int keys, int dim, const float* src,
                         float scale) {
+    const auto row_of = [&](int key) {
+      return row_pointer<T>(t, head_, head_.kv, j + key, head_.sequence.kv_row);
+    };
     for (int x = 0; x < keys; x += kLanes) {
+      for (int l = kLanes; l < 2 * kLanes && x + l < keys; ++l) {
+        prefetch_to_write(row_of(x + l), dim);
+      }
       for (int d = 0; d < dim; d += kLanes) {
         Vec block[kLanes];
         for (int l = 0; l < kLanes; ++l) {
@@ -247,24 +253,27 @@ class Backward {
         }
         transpose_lanes(block);
         for (int l = 0; l < kLanes && x + l < keys; ++l) {
-          T* const dst = row_pointer<T>(t, head_, head_.kv, j + x + l, head_.sequence.kv_row);
-          store_up_to(dst + d, block[l] * broadcast(scale), dim - d);
+          store_up_to(row_of(x + l) + d, block[l] * broadcast(scale), dim - d);
         }
       }
     }
   }
 
   void write_dq(int64_t h, int64_t head_q) {
+    constexpr int kAhead = 16;
     for (int64_t i = 0; i < q_len_; ++i) {
       const float* src = s_.dq + i * n_.qk_cols;
-      for (int d = 0; d < a_.dim_qk; d += kLanes) {
-        if (task_.dq_partial != nullptr) {
-          float* const dst = task_.dq_partial + (h * q_len_ + i) * a_.dim_qk;
+      if (task_.dq_partial != nullptr) {
+        float* const dst = task_.dq_partial + (h * q_len_ + i) * a_.dim_qk;
+        for (int d = 0; d < a_.dim_qk; d += kLanes) {
           store_up_to(dst + d, load(src + d), a_.dim_qk - d);
-        } else {
-          T* const dst = row_pointer<T>(a_.dq, head_, head_q, i, head_.sequence.q_row);
-          store_up_to(dst + d, load(src + d) * broadcast(a_.scale), a_.dim_qk - d);
         }
+        continue;
+      }
+      T* const dst = row_pointer<T>(a_.dq, head_, head_q, i, head_.sequence.q_row);
+      if (i + kAhead < q_len_) prefetch_to_write(dst + kAhead * a_.dq.strides.row, a_.dim_qk);
+      for (int d = 0; d < a_.dim_qk; d += kLanes) {
+        store_up_to(dst + d, load(src + d) * broadcast(a_.scale), a_.dim_qk - d);
       }
     }
   }

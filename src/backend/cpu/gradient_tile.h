@@ -76,10 +76,12 @@ class GradientTile {
   void weights(typename M::Left q, typename M::Left dout, const float* lse, const float* delta,
                Columns columns) {
     products(q, dout, columns);
-    if (all_visible_ && !terms_ && a_.drop_threshold == 0) {
-      rows_of_weights<true>(lse, delta, columns);
+    if (terms_ || a_.drop_threshold != 0) {
+      rows_of_weights<Scores::kAny>(lse, delta, columns);
+    } else if (!all_visible_) {
+      rows_of_weights<Scores::kHidden>(lse, delta, columns);
     } else {
-      rows_of_weights<false>(lse, delta, columns);
+      rows_of_weights<Scores::kPlain>(lse, delta, columns);
     }
   }
 
@@ -92,7 +94,7 @@ class GradientTile {
       logits(r, columns);
       for (int j = columns.from; j < to_pad; j += kLanes) {
         Vec ds;
-        gradient<false>(r, j, lse[r], delta[r], ds);
+        gradient<Scores::kAny>(r, j, lse[r], delta[r], ds);
         store(s_.dp + r * kScoreStride + j, ds);
       }
     }
@@ -113,6 +115,10 @@ class GradientTile {
   T* clean() const { return s_.clean; }
 
  private:
+  // What becomes of scores: nothing but their scale; that, and some are hidden; whatever a problem
+  // may ask for.
+  enum class Scores { kPlain, kHidden, kAny };
+
   struct Buffers {
     Row* rows;
     Elem *k_t, *v_t, *k;  // right operands of the block of keys
@@ -167,20 +173,21 @@ class GradientTile {
   }
 
   // The weight, dropout applied, and the gradient of the score before softcap (ds) of one vector.
-  template <bool kPlain>
+  template <Scores kScores>
   FOVEA_INLINE Vec gradient(int r, int j, float lse, float delta, Vec& ds) {
     const Vec s = load(s_.scores + r * kScoreStride + j);
     Vec dp = load(s_.dp + r * kScoreStride + j);
     // Logits leave lse before they are scaled: the difference is exact where it matters.
-    Vec p = exp2<M::kExp2>(kPlain || !terms_ ? fma(s, broadcast(to_log2_), broadcast(-lse))
-                                             : (s - broadcast(lse)) * broadcast(to_log2_));
-    if constexpr (kPlain) {
+    Vec p = exp2<M::kExp2>(kScores != Scores::kAny || !terms_
+                               ? fma(s, broadcast(to_log2_), broadcast(-lse))
+                               : (s - broadcast(lse)) * broadcast(to_log2_));
+    if constexpr (kScores == Scores::kPlain) {
       ds = p * (dp - broadcast(delta));
       return p;
     }
     p = where_differ(s, broadcast(kMinusInf), p);
     Vec kept = p;
-    if (a_.drop_threshold != 0) {
+    if (kScores == Scores::kAny && a_.drop_threshold != 0) {
       const Vec keep = load(s_.keep + r % 4 * kScoreStride + j);
       kept = p * keep;
       dp = where_differ(keep, zero(), dp * keep);
@@ -189,21 +196,21 @@ class GradientTile {
     return kept;
   }
 
-  template <bool kPlain>
+  template <Scores kScores>
   void rows_of_weights(const float* lse, const float* delta, Columns columns) {
     const int to_pad = round_up(columns.to, M::kColumnAlign);
     const int depth = round_up(rows_, M::kDepthAlign);
     for (int r = 0; r < depth; r += 4) {
       const int live = rows_ - r;  // rows past the last are operand padding: zeros
-      if constexpr (!kPlain) {
+      if constexpr (kScores != Scores::kPlain) {
         for (int x = 0; x < 4 && x < live; ++x) logits(r + x, columns);
       }
       for (int j = columns.from; j < to_pad; j += kLanes) {
         Vec p[4], ds[4];
         for (int x = 0; x < 4; ++x) {
           if (x < live) {
-            p[x] = gradient<kPlain>(r + x, j, lse[r + x], delta[r + x], ds[x]);
-            if (!kPlain && a_.softcap > 0) {
+            p[x] = gradient<kScores>(r + x, j, lse[r + x], delta[r + x], ds[x]);
+            if (kScores == Scores::kAny && a_.softcap > 0) {
               ds[x] = where_differ(ds[x], zero(), ds[x] * load(s_.slopes + x * kScoreStride + j));
             }
             M::store_left(s_.ds_left, kScoreStride, r + x, j, ds[x]);

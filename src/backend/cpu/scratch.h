@@ -44,12 +44,17 @@ class ScratchCarver {
 template <typename T>
 bool has_nonfinite(const T* src, int64_t stride, int rows, int cols) {
   for (int r = 0; r < rows; ++r) {
-    Vec worst = zero();  // x - x is 0, or NaN when x is not finite
-    for (int d = 0; d < cols; d += kLanes) {
-      const Vec x = load_up_to(src + r * stride + d, cols - d);
-      worst = worst + (x - x);
+    const T* const row = src + r * stride;
+    Vec worst = zero(), worst2 = zero();  // 0 x is 0, or NaN when x is not finite
+    int d = 0;
+    for (; d + 2 * kLanes <= cols; d += 2 * kLanes) {
+      Vec a, b;
+      load_two(row + d, a, b);
+      worst = fma(a, zero(), worst);
+      worst2 = fma(b, zero(), worst2);
     }
-    if (any_nonfinite(worst)) return true;
+    for (; d < cols; d += kLanes) worst = fma(load_up_to(row + d, cols - d), zero(), worst);
+    if (any_nonfinite(worst + worst2)) return true;
   }
   return false;
 }

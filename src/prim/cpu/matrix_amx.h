@@ -18,7 +18,7 @@ struct MatrixAmx : Bf16Pairs {
   static constexpr int kRowAlign = 16;
   static constexpr int kDepthAlign = 32;
   static constexpr int kTileQ = 32;
-  static constexpr int kTileKv = 256;
+  static constexpr int kTileKv = 1024;  // what a tile costs beside its products, paid less often
   static constexpr int kStreamRows = 4;
   static constexpr int kRowsPerTask = 1024;
   static constexpr int kBackwardTileQ = 128;

@@ -20,7 +20,8 @@ struct MatrixF32 {
   static constexpr int kTileKv = 256;
   static constexpr int kStreamRows = 4;
   static constexpr int kRowsPerTask = 512;
-  static constexpr int kBackwardTileQ = 64;
+  // Short tiles waste less along a diagonal, where vectors are wide enough to be fed all the same.
+  static constexpr int kBackwardTileQ = kLanes == 16 ? 32 : 64;
   static constexpr int kBackwardTileKv = 256;
   static constexpr int kRowsAtOnce =
       kVectorRegisters == 16 ? 6 : 8;  // accumulators: 12 of 16, or 16 of 32 registers

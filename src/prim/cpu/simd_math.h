@@ -66,6 +66,15 @@ FOVEA_INLINE void store_up_to(T* p, Vec x, int n) {
   }
 }
 
+// Asks for n elements that are written soon. Rows of a head lie apart in memory, in runs too short
+// for the hardware to foresee the next, and a store that waits for its line holds up those after
+// it.
+template <typename T>
+FOVEA_INLINE void prefetch_to_write(T* p, int n) {
+  constexpr int kLine = 64 / sizeof(T);
+  for (int i = 0; i < n; i += kLine) __builtin_prefetch(p + i, 1, 3);
+}
+
 // Two vectors from 2 * kLanes elements, in whatever order the instruction set loads fastest; the
 // other two put vectors in element order into that order, and back. An instruction set may overload
 // them.
