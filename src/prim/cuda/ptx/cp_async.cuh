@@ -16,6 +16,13 @@ __device__ __forceinline__ void cp_async_16(uint32_t shared, const void* global)
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 
+// The same of a line that other lanes, or this one later, ask the rest of: it comes to the L2 cache
+// whole.
+__device__ __forceinline__ void cp_async_16_of_line(uint32_t shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global)
+               : "memory");
+}
+
 __device__ __forceinline__ void cp_async_4(uint32_t shared, const void* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
 }

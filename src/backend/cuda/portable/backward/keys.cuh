@@ -5,18 +5,12 @@
 // to sums in the workspace: in any order, so a deterministic pass leaves dQ to another kernel.
 #pragma once
 
-#include "backend/cuda/portable/backward/element.cuh"
-#include "backend/cuda/portable/backward/ladder.cuh"
+#include "backend/cuda/portable/backward/key_elements.cuh"
 #include "prim/cuda/ptx/barrier.cuh"
 #include "prim/cuda/ptx/grid_dependency.cuh"
 #include "prim/cuda/tile/products.cuh"
 
 namespace fovea::cuda {
-
-struct RungPlace : KeyPlace {
-  bool dirty_keys;  // not all of them are finite
-  Rung rungs[4];    // the one at hand, those before and after it, and one being found
-};
 
 enum class KeySums { kBoth, kDk, kDv, kAll };  // kAll: dq too
 
@@ -40,6 +34,7 @@ class KeyBlock {
   static constexpr int kDqWarpsM = kC.dq_row_warps, kDqWarpsN = kC.key_warps / kDqWarpsM;
   static constexpr int kDqM = kTileQ / 16 / kDqWarpsM, kDqN = kC.dim_qk / 8 / kDqWarpsN;
   using Steps = Ladder<kTileKv, kTileQ>;
+  using Elements = KeyElements<T, kM, kTileQ, kAnyTerms>;
   using TileK = tile::SharedTile<T, kTileKv, kC.dim_qk>;
   using TileV = tile::SharedTile<T, kTileKv, kC.dim_v>;
   using TileQ = tile::SharedTile<T, kTileQ, kC.dim_qk>;
@@ -223,7 +218,8 @@ class KeyBlock {
     const int stage = n % 2;
     const float* const stats = stats_ + stage * BackwardConfig::kRowStats * kTileQ;
     const uint32_t s_q = s_q_ + stage * TileQ::kBytes, s_dout = s_dout_ + stage * TileDout::kBytes;
-    start_from_delta(scores, stats + kTileQ + chunk);
+    const Elements elements(a_, place_, stats);
+    elements.start_from_delta(scores, chunk);
     if constexpr (kC.keys_in_registers) {
       tile::dot_fragments<T, TileQ>(weights, k_, s_q, chunk);
       tile::add_dot_fragments<T, TileDout>(scores, v_, s_dout, chunk);
@@ -233,8 +229,9 @@ class KeyBlock {
     }
     // Such rows show in every product; they must not meet the zero weights of keys that they do not
     // see.
-    const bool dirty = kMasked && any_nonfinite(weights, scores);
-    elements<kMasked>(weights, scores, stats, n, chunk, dirty);
+    const bool dirty = kMasked && Elements::any_nonfinite(weights, scores);
+    elements.template weigh<kMasked>(weights, scores, place_.rungs[n % 4], first_key(), chunk,
+                                     dirty);
     return dirty;
   }
 
@@ -277,99 +274,6 @@ class KeyBlock {
                                                uint32_t s_dout, int chunk, bool dirty) {
     if constexpr (kWantDv) tile::add_weighted_rows<T, TileDout>(dv_, weights, s_dout, chunk, dirty);
     if constexpr (kWantDk) tile::add_weighted_rows<T, TileQ>(dk_, scores, s_q, chunk, dirty);
-  }
-
-  // The products dout . v begin at -delta, which they are used with.
-  template <int kN>
-  __device__ __forceinline__ void start_from_delta(ptx::Fragment (&scores)[kM][kN],
-                                                   const float* delta) const {
-#pragma unroll
-    for (int n = 0; n < kN; ++n) {
-      float2 d{0, 0};
-      if constexpr (!kAnyTerms) {
-        d = *reinterpret_cast<const float2*>(delta + n * 8 + lane() % 4 * 2);
-      }
-#pragma unroll
-      for (int m = 0; m < kM; ++m) {
-        scores[m][n][0] = scores[m][n][2] = -d.x;
-        scores[m][n][1] = scores[m][n][3] = -d.y;
-      }
-    }
-  }
-
-  template <int kN>
-  static __device__ __forceinline__ bool any_nonfinite(const ptx::Fragment (&a)[kM][kN],
-                                                       const ptx::Fragment (&b)[kM][kN]) {
-    float sum = 0;  // of zeros, or NaN
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int n = 0; n < kN; ++n) {
-#pragma unroll
-        for (int x = 0; x < 4; ++x) sum = fmaf(a[m][n][x], 0.0f, fmaf(b[m][n][x], 0.0f, sum));
-      }
-    }
-    return __any_sync(0xffffffffu, sum != 0);
-  }
-
-  // From products q . k and dout . v to weights and gradients of scores.
-  template <bool kMasked, int kN>
-  __device__ __forceinline__ void elements(ptx::Fragment (&weights)[kM][kN],
-                                           ptx::Fragment (&scores)[kM][kN], const float* stats,
-                                           int rung, int chunk, bool dirty) const {
-    const int2* const sights = reinterpret_cast<const int2*>(stats + 2 * kTileQ);
-    const int prefix = min(a_.p.prefix, place_.s.kv_len);
-#pragma unroll
-    for (int n = 0; n < kN; ++n) {
-      const int pair = chunk + n * 8 + lane() % 4 * 2;
-      const float2 lse2 = *reinterpret_cast<const float2*>(stats + pair);
-      const float2 delta = *reinterpret_cast<const float2*>(stats + kTileQ + pair);
-#pragma unroll
-      for (int y = 0; y < 2; ++y) {
-        const RowStats of_row = y == 0 ? RowStats{lse2.x, delta.x} : RowStats{lse2.y, delta.y};
-        Sight sight{};
-        if constexpr (kMasked) {
-          const int2 range = sights[pair + y];  // ends at -1: no row
-          sight = {range.x, range.y, range.y < 0 ? 0 : prefix};
-        }
-        Row which{};
-        TermRow terms{};
-        bool real = true;
-        if constexpr (kAnyTerms) {
-          which = place_.rungs[rung % 4].span(kTileQ).of(place_.s, pair + y);
-          real = which.head < a_.p.group;
-          const int head = place_.head_kv * a_.p.group + (real ? which.head : 0);
-          terms = term_row<T>(a_.p, place_.s, place_.b, head, which.i);
-        }
-#pragma unroll
-        for (int m = 0; m < kM; ++m) {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const int key = place_.key_begin + first_key() + m * 16 + half * 8 + lane() / 4;
-            float& w = weights[m][n][2 * half + y];
-            float& ds = scores[m][n][2 * half + y];
-            const bool seen = !kMasked || (real && sight.sees(key));
-            float keep = 1;
-            if (kAnyTerms && a_.p.drop_threshold != 0) {
-              const float2 two =
-                  keep_two(a_.p, place_.b * a_.p.head_q + place_.head_kv * a_.p.group + which.head,
-                           which.i, key & ~1);
-              keep = key % 2 == 0 ? two.x : two.y;
-            }
-            Gradient g{};
-            if constexpr (!kAnyTerms) {
-              g = plain_gradient_of(a_.p, w, ds, of_row.lse2);
-            } else if (seen) {  // what is not seen may lie outside the tensors of terms
-              g = gradient_of<T>(a_.p, terms, key, w, ds, of_row, keep);
-            }
-            // Rows of dout that are not finite are left out of the products: delta tells of them.
-            const bool bad = dirty && __float_as_uint(of_row.delta) == kBadDout;
-            w = seen ? (bad ? of_row.delta : g.weight) : 0.0f;
-            ds = seen ? g.score : 0.0f;
-          }
-        }
-      }
-    }
   }
 
   // What the rung before the n-th adds to dq: everybody has stored its gradients of scores. Where

@@ -24,6 +24,11 @@ struct KeyPlace : Place {
   int64_t sum_row;  // of the group's first query row
 };
 
+struct RungPlace : KeyPlace {
+  bool dirty_keys;  // not all of them are finite
+  Rung rungs[4];    // the one at hand, those before and after it, and one being found
+};
+
 // The rows of every head, [x, y), that may see some of the keys [begin, end). Int holds sums of
 // lengths and reaches.
 template <typename Int = int64_t>

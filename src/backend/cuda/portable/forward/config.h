@@ -41,10 +41,10 @@ struct ForwardConfig {
     return (tile_q() + kStages * tile_kv) * shared_row_bytes(element_bytes, dim_qk) +
            kStages * tile_kv * shared_row_bytes(element_bytes, dim_v) + tile_q() * term_row_bytes();
   }
-  // What terms keep about a row of the tile.
+  // What terms keep about a row of the tile: where it begins, or its slope; and of a bias 64 keys.
   constexpr int term_row_bytes() const {
-    const bool read = terms == Terms::kBias || terms == Terms::kMask;
-    return read ? 12 : terms == Terms::kComputed ? 8 : 0;
+    if (terms == Terms::kBias) return 8 + 64 * element_bytes;
+    return terms == Terms::kMask || terms == Terms::kComputed ? 8 : 0;
   }
 };
 
@@ -61,8 +61,9 @@ constexpr ForwardConfig forward_config(int element_bytes, int dim_qk, int dim_v,
   if (dim_qk >= 64 && dim_qk <= 128) c.chunk_kv = 64;
   if (dim_qk > 128) c.tile_kv = 32;
   if (dim_v > 128) c.m_tiles = 1;
-  // What is fetched needs registers.
-  if ((terms == Terms::kBias || terms == Terms::kMask) && dim_qk > 64) c.chunk_kv = 32;
+  // What is fetched of a mask needs registers, of a bias shared memory.
+  if (dim_qk > 64 && terms == Terms::kMask) c.chunk_kv = 32;
+  if (dim_qk > 64 && terms == Terms::kBias) c.chunk_kv = c.tile_kv = 48;
   if (terms == Terms::kAny) {
     c.chunk_kv = dim_qk > 64 ? 16 : 32;  // their loads and the dropout generator need registers
     c.tile_kv = dim_qk > 128 ? 32 : 64;

@@ -8,12 +8,13 @@
 
 #include <type_traits>
 
+#include "backend/cuda/portable/forward/bias_terms.cuh"
 #include "backend/cuda/portable/forward/computed_terms.cuh"
 #include "backend/cuda/portable/forward/epilogue.cuh"
 #include "backend/cuda/portable/forward/join.cuh"
+#include "backend/cuda/portable/forward/mask_terms.cuh"
 #include "backend/cuda/portable/forward/nonfinite.cuh"
 #include "backend/cuda/portable/forward/place.cuh"
-#include "backend/cuda/portable/forward/read_terms.cuh"
 #include "backend/cuda/portable/forward/scores.cuh"
 #include "prim/cuda/ptx/grid_dependency.cuh"
 #include "prim/cuda/tile/products.cuh"
@@ -28,21 +29,23 @@ class ForwardBlock {
   static constexpr bool kComputed = kC.terms == Terms::kComputed;
   // Where registers allow, softcap is applied in one go with the weights, and ALiBi apart from it.
   static constexpr bool kApart = kComputed && kC.dim_qk <= 64;
-  static constexpr bool kRead = kC.terms == Terms::kBias || kC.terms == Terms::kMask;
+  static constexpr bool kBias = kC.terms == Terms::kBias, kMask = kC.terms == Terms::kMask;
+  static constexpr bool kRead = kBias || kMask;
   static constexpr int kM = kC.m_tiles, kOut = kC.dim_v / 8;
   static constexpr int kTileQ = kC.tile_q(), kTileKv = kC.tile_kv;
   static constexpr int kSharing = kC.key_warps;
   static constexpr int kThreads = kC.threads();
   using TileQ = tile::SharedTile<T, kTileQ, kC.dim_qk>;
-  using TileK = tile::SharedTile<T, kTileKv, kC.dim_qk, kC.terms == Terms::kBias>;
-  using TileV = tile::SharedTile<T, kTileKv, kC.dim_v, kComputed || kRead>;
-  using LoaderK = tile::TileLoader<T, TileK, kThreads, kRead>;
-  using LoaderV = tile::TileLoader<T, TileV, kThreads, kRead>;
+  using TileK = tile::SharedTile<T, kTileKv, kC.dim_qk>;
+  using TileV = tile::SharedTile<T, kTileKv, kC.dim_v, kComputed || kMask>;
+  using LoaderK = tile::TileLoader<T, TileK, kThreads, kMask>;
+  using LoaderV = tile::TileLoader<T, TileV, kThreads, kMask>;
   struct NothingRead {
     __device__ __forceinline__ NothingRead(const Problem&, const Place&, uint32_t, int) {}
   };
-  using Read = std::conditional_t<kRead, ReadTerms<T, kM, kC.chunk_kv, kC.terms == Terms::kBias>,
-                                  NothingRead>;
+  using Read =
+      std::conditional_t<kBias, BiasTerms<T, kM, kC.chunk_kv>,
+                         std::conditional_t<kMask, MaskTerms<kM, kC.chunk_kv>, NothingRead>>;
 
  public:
   __device__ __forceinline__ ForwardBlock(const ForwardArguments& a, SharedForwardPlace& place,
@@ -61,6 +64,7 @@ class ForwardBlock {
       start_sink();
       tile::clear(out_);
       settled_ = false;
+      [[maybe_unused]] int first = kRead ? first_key(place_, 0) : 0, next = -1;
       for (int n = 0; n < place_.count; ++n) {
         // The first two tiles were asked for together.
         if (n == 0) {
@@ -73,14 +77,20 @@ class ForwardBlock {
           if (n == 0) tile::rows_of_tile<TileQ>(q_, s_q_, first_row());
         }
         const int stage = n % 2;
-        if (n > 0 && n + 1 < place_.count) load_stage(place_, 1 - stage, n + 1);
+        if constexpr (kRead) {
+          next = n + 1 < place_.count ? first_key(place_, n + 1) : -1;
+          if (n > 0 && next >= 0) load_stage(place_, 1 - stage, next);
+        } else if (n > 0 && n + 1 < place_.count) {
+          load_stage(place_, 1 - stage, first_key(place_, n + 1));
+        }
         ptx::cp_async_commit();
         if (place_.careful) {
           const bool found = hide_nonfinite<T, TileV, kThreads>(s_v_ + stage * TileV::kBytes);
           if (found && threadIdx.x == 0) place_.nonfinite = true;
         }
         if constexpr (kRead) {
-          tile_of_read(n);
+          tile_of_read(n, first, next);
+          first = next;
         } else {
           tile(stage, first_key(place_, n));
         }
@@ -150,14 +160,13 @@ class ForwardBlock {
   __device__ __forceinline__ void load_first_stages(const ForwardPlace& place) {
 #pragma unroll 1
     for (int n = 0; n < 2; ++n) {
-      if (n < place.count) load_stage(place, n, n);
+      if (n < place.count) load_stage(place, n, first_key(place, n));
       ptx::cp_async_commit();
     }
   }
 
-  __device__ __forceinline__ void load_stage(const ForwardPlace& place, int stage, int n) {
-    // Fragments past the last key are not looked at.
-    const int first = first_key(place, n), end = place.key_end;
+  __device__ __forceinline__ void load_stage(const ForwardPlace& place, int stage, int first) {
+    const int end = place.key_end;  // fragments past the last key are not looked at
     const uint32_t s_k = s_k_ + stage * TileK::kBytes, s_v = s_v_ + stage * TileV::kBytes;
     // Where warps share rows the last tile takes the same way as the others: it is one of few, and
     // a way of its own would be code to fetch.
@@ -171,9 +180,9 @@ class ForwardBlock {
     }
     constexpr int kStep = kRead ? kC.chunk_kv : 32;
     const int filled = whole_fragments<TileK, kStep>(end - first);
-    load_keys<T, TileK, kThreads, kRead>(s_k, a_.k, place, first, end, a_.p.dim_qk, a_.vector_qk,
+    load_keys<T, TileK, kThreads, kMask>(s_k, a_.k, place, first, end, a_.p.dim_qk, a_.vector_qk,
                                          filled);
-    load_keys<T, TileV, kThreads, kRead>(s_v, a_.v, place, first, end, a_.p.dim_v, a_.vector_v,
+    load_keys<T, TileV, kThreads, kMask>(s_v, a_.v, place, first, end, a_.p.dim_v, a_.vector_v,
                                          filled);
   }
 
@@ -265,55 +274,60 @@ class ForwardBlock {
   }
 
   // The same of problems with a bias or a mask to read: the terms of a chunk are fetched while the
-  // one before is worked on.
-  __device__ __forceinline__ void tile_of_read(int n) {
+  // one before is worked on. Tile n begins at key `first`, the one after it at `after`, if there is
+  // one.
+  __device__ __forceinline__ void tile_of_read(int n, int first, int after) {
     constexpr int kKeys = kC.chunk_kv, kLast = kTileKv - kKeys;
     const WarpSight& sight = place_.warps[warp()];
-    const int first = first_key(place_, n);
-    // The chunk after one, if its terms can be fetched: worked out anew, for want of registers.
-    const auto after = [&](int at) {
-      int next = first + at - kKeys;
-      if (at == 0) next = n + 1 < place_.count ? first_key(place_, n + 1) + kLast : -1;
-      return read_.whole(next) ? next : -1;
-    };
     // Most tiles are seen whole and, once rows have a reference, ask no questions at their chunks.
     const bool plain = sight.shows(first, first + kTileKv) && !place_.careful &&
                        read_.whole(first + kLast) && read_.fetched(first + kLast);
+    const int after_last = after >= 0 && read_.whole(after + kLast) ? after + kLast : -1;
 #pragma unroll 1
     for (int chunk = kLast; chunk >= 0; chunk -= kKeys) {
-      const int begin = first + chunk;
+      const int begin = first + chunk, next = chunk > 0 ? begin - kKeys : after_last;
       if (plain) {
-        if (read_.hides_all()) {
-          read_.fetch_next(begin, after(chunk));
-          continue;
+        bool bold = settled_;
+        if constexpr (kMask) {
+          if (read_.hides_all()) {
+            read_.fetch_next(begin, next);
+            continue;
+          }
+          // Rows that have seen nothing stay without a reference as long as nothing is shown to
+          // them.
+          bold = bold || !read_.shows_first(softmax_.reference);
         }
-        // Rows that have seen nothing stay without a reference as long as nothing is shown to them.
-        if (settled_ || !read_.shows_first(softmax_.reference)) {
-          add_read_chunk<false>(n, chunk, true, after(chunk));
+        if (bold) {
+          if (read_.exact()) {
+            add_read_chunk<false, true>(n, chunk, begin, true, next);
+          } else {
+            add_read_chunk<false, false>(n, chunk, begin, true, next);
+          }
           continue;
         }
       }
       if (sight.hides(begin, begin + kKeys)) continue;
-      const bool now = read_.whole(begin);
+      const bool now = read_.fetchable(begin);
       if (now && !read_.fetched(begin)) read_.fetch(begin);
-      add_read_chunk<true>(n, chunk, now, after(chunk));
+      add_read_chunk<true, false>(n, chunk, begin, now, read_.whole(next) ? next : -1);
     }
   }
 
-  // kCareful: as of add_chunk. `now`: the terms have been fetched. Those of keys `next` .. are to
-  // be fetched, unless negative.
-  template <bool kCareful>
-  __device__ __forceinline__ void add_read_chunk(int n, int chunk, bool now, int next) {
+  // kCareful: as of add_chunk. kExact: the terms come in units of the product at once. `now`: they
+  // have been fetched. Those of keys `next` .. are to be fetched, unless negative.
+  template <bool kCareful, bool kExact>
+  __device__ __forceinline__ void add_read_chunk(int n, int chunk, int begin, bool now, int next) {
     constexpr int kKeys = kC.chunk_kv;
     const uint32_t s_k = s_k_ + n % 2 * TileK::kBytes, s_v = s_v_ + n % 2 * TileV::kBytes;
     const WarpSight& sight = place_.warps[warp()];
     const float to_log2 = a_.p.scale * kLog2e;
-    const int begin = first_key(place_, n) + chunk;  // again, for want of registers
     ptx::Fragment scores[kM][kKeys / 8];
     typename Read::Hidden hidden;
     if constexpr (kCareful) {
       read_.start(scores, begin, now, next);
       if (place_.careful) hidden = read_.masked(scores);
+    } else if constexpr (kBias) {
+      read_.template start_fetched<kExact>(scores, begin, next);
     } else {
       read_.start_fetched(scores);
     }
@@ -329,7 +343,7 @@ class ForwardBlock {
         softmax_.look(scores, out_, to_log2);
         settled_ = !place_.careful && settled();
       }
-    } else {
+    } else if constexpr (kMask) {
       read_.fetch_next(begin, next);  // while the product is worked on
     }
     softmax_.weigh(scores, to_log2);
@@ -343,7 +357,7 @@ class ForwardBlock {
   // Whether every row has a reference to weigh its scores by. A bias may push keys so far down that
   // others outgrow them by any factor: such keys are no reference.
   __device__ __forceinline__ bool settled() const {
-    constexpr float kLeast = kC.terms == Terms::kBias ? -64.0f : -kInfinity;
+    constexpr float kLeast = kBias ? -64.0f : -kInfinity;
     bool all = true;
 #pragma unroll
     for (int r = 0; r < 2 * kM; ++r) {

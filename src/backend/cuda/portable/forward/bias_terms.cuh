@@ -1,0 +1,198 @@
+// A bias, which scores begin at, so that nothing is left to do between the products. It comes
+// through shared memory: each warp asks for that of its own rows and the next chunk of keys as soon
+// as it holds that of the present one, which takes neither registers nor other warps.
+#pragma once
+
+#include <type_traits>
+
+#include "backend/cuda/portable/forward/term_rows.cuh"
+#include "prim/cuda/tile/products.cuh"
+
+namespace fovea::cuda {
+
+template <typename T, int kM, int kKeys>
+class BiasTerms : public TermRows<kM> {
+  using Base = TermRows<kM>;
+  using Base::kRows, Base::lane, Base::warp, Base::p_;
+  using typename Base::Begins;
+  static constexpr int kN = kKeys / 8;
+  static constexpr bool kHalf = std::is_same_v<T, __half>;
+  using Tile = tile::SharedTile<T, 16 * kM, 64>;  // of a warp
+  static_assert(kKeys % 16 == 0 && kKeys <= Tile::kCols);
+
+ public:
+  using Scores = ptx::Fragment[kM][kN];
+
+  // `shared`: begins on 128 bytes, and has Tile's bytes for each warp and kRowBytes for each row.
+  __device__ __forceinline__ BiasTerms(const Problem& p, const Place& place, uint32_t shared,
+                                       int count)
+      : Base(p, place, shared + count * Tile::row_bytes(0)),
+        tile_(shared + warp() * Tile::kBytes) {}
+
+  __device__ __forceinline__ void find_rows() {
+    const float high = ptx::to_float(ptx::from_float<T>(p_.inverse_scale));
+    diagonal_ = diagonal(high);
+    rest_ = diagonal(p_.inverse_scale - high);
+    Base::find_rows(p_.bias, p_.bias_is_f32 ? 4 : 2);
+  }
+
+  // Whether the bias may be asked for in vectors; and that of kKeys keys in whole ones.
+  __device__ __forceinline__ bool fetchable(int) const { return p_.term_runs; }
+  __device__ __forceinline__ bool whole(int first) const {
+    return p_.term_runs && first >= 0 && first + kKeys <= p_.kv_len;
+  }
+  __device__ __forceinline__ bool fetched(int first) const { return ahead_key_ == first; }
+
+  // Of keys up to the last: what is past it becomes zeros. Nothing else is on its way, for what was
+  // asked for has been taken or, at the start of a tile, waited for.
+  __device__ __forceinline__ void fetch(int first) {
+    __syncwarp();
+    const int key = first + lane() % 4 * 8;
+    each_piece([&](uint32_t to, uint64_t row, int run) {
+      const int left = clamp_to(p_.kv_len - key - run * 32, 0, 8);
+      ptx::cp_async_16(to, reinterpret_cast<const void*>(left > 0 ? row + 2 * key + run * 64 : row),
+                       2 * left);
+    });
+    ptx::cp_async_commit();
+    ahead_key_ = first;
+  }
+
+  // What the scores of keys first .. begin at, in units of the product, and exactly so. `now`: it
+  // has been fetched; what keys next .. begin at is fetched besides (unless negative).
+  __device__ __forceinline__ void start(Scores& scores, int first, bool now, int next) {
+    if (now) {
+      uint32_t bias[kM][kN][2];
+      take(bias);
+      unpack(scores, bias);
+    } else {
+      this->start_each(
+          scores, [&](int n) { return key_at(first, n); },
+          [&](uint64_t row, int key) {
+            const float bias = p_.bias_is_f32 ? reinterpret_cast<const float*>(row)[key]
+                                              : ptx::to_float(reinterpret_cast<const T*>(row)[key]);
+            return bias * p_.inverse_scale;
+          });
+    }
+    if (next >= 0) fetch(next);
+  }
+
+  // Whether 1 / scale is a value of T.
+  __device__ __forceinline__ bool exact() const {
+    constexpr uint32_t kLowBits = kHalf ? 0x1fff : 0xffff;  // that T does not keep
+    return (__float_as_uint(p_.inverse_scale) & kLowBits) == 0;
+  }
+  // The same of whole and fetched ones, for rows that have a reference: by tensor cores, as
+  // products with a diagonal of 1 / scale or, where that is not exact, of two values that add up to
+  // it.
+  template <bool kExact>
+  __device__ __forceinline__ void start_fetched(Scores& scores, int first, int next) {
+    uint32_t bias[kM][kN][2];
+    take(bias);
+    fetch_whole(next >= 0 ? next : first);  // again, to spare a branch
+    ahead_key_ = next;
+    // -inf would meet the zeros beside the diagonal. These (-65504, -2^100) hide as well from a row
+    // that has a reference.
+    constexpr uint32_t kLeast = kHalf ? 0xfbfffbff : 0xf180f180;
+#pragma unroll
+    for (int x = 0; x < kM * kN * 2; ++x) {
+      uint32_t& pair = bias[x / 2 / kN][x / 2 % kN][x % 2];
+      pair = ptx::max_of_pairs<T>(pair, kLeast);
+    }
+    tile::clear(scores);
+    add_product(scores, bias, diagonal_);
+    if constexpr (!kExact) add_product(scores, bias, rest_);
+  }
+
+  // A bias is added whatever the product is; it hides no key.
+  struct Hidden {};
+  __device__ __forceinline__ Hidden masked(const Scores&) const { return {}; }
+  __device__ __forceinline__ void hide(Scores&, Hidden) const {}
+
+  __device__ __forceinline__ void hide_unseen(Scores& scores, int first) const {
+    Base::hide_unseen(scores, [&](int n) { return key_at(first, n); });
+  }
+
+ private:
+  static __device__ __forceinline__ int key_at(int first, int n) {
+    return first + n * 8 + lane() % 4 * 2;
+  }
+
+  // body(to, row, run): 8 keys of a row from 32 run on, four lanes a row.
+  template <typename Body>
+  __device__ __forceinline__ void each_piece(Body body) const {
+    const Begins begins(*this);
+    const int piece = lane() % 4;
+    const uint32_t to = tile_ + Tile::offset(lane() / 4, piece);
+#pragma unroll
+    for (int run = 0; run * 32 < kKeys; ++run) {
+      if (run * 32 + 32 > kKeys && piece >= kKeys % 32 / 8) break;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        body((to ^ run * 64) + r * 8 * Tile::row_bytes(0), begins.row[r], run);
+      }
+    }
+  }
+  __device__ __forceinline__ void fetch_whole(int first) {
+    __syncwarp();
+    const uint32_t at = 2 * (first + lane() % 4 * 8);
+    each_piece([&](uint32_t to, uint64_t row, int run) {
+      ptx::cp_async_16_of_line(to, reinterpret_cast<const void*>(row + at + run * 64));
+    });
+    ptx::cp_async_commit();
+  }
+
+  // What has been fetched, as the operand of products.
+  __device__ __forceinline__ void take(uint32_t (&bias)[kM][kN][2]) const {
+    ptx::cp_async_wait<0>();
+    __syncwarp();
+    const auto at = Tile::Lane::rows_first();
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int n = 0; n < kN; n += 2) {
+        uint32_t two[4];
+        ptx::ldmatrix_x4(two, tile_ + at.at(16 * m, 8 * n));
+#pragma unroll
+        for (int x = 0; x < 4; ++x) bias[m][n + x / 2][x % 2] = two[x];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void unpack(Scores& scores, const uint32_t (&bias)[kM][kN][2]) const {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float2 two = ptx::unpack<T>(bias[m][n][half]);
+          scores[m][n][2 * half] = two.x * p_.inverse_scale;
+          scores[m][n][2 * half + 1] = two.y * p_.inverse_scale;
+        }
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void add_product(Scores& scores,
+                                                     const uint32_t (&bias)[kM][kN][2],
+                                                     uint32_t diagonal) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+        ptx::mma_m16n8k8<T>(scores[m][n], bias[m][n][0], bias[m][n][1], diagonal);
+      }
+    }
+  }
+  // What this lane holds of one.
+  static __device__ __forceinline__ uint32_t diagonal(float x) {
+    const int row = lane() % 4 * 2, col = lane() / 4;
+    return ptx::pack<T>(row == col ? x : 0.0f, row + 1 == col ? x : 0.0f);
+  }
+
+  const uint32_t tile_;
+  uint32_t diagonal_, rest_;  // of 1 / scale: a value of T, and what it is less than that
+  int ahead_key_ = -1;        // whose bias has been fetched
+};
+
+}  // namespace fovea::cuda
