@@ -35,6 +35,7 @@ class ForwardBlock {
   using TileQ = tile::SharedTile<T, kTileQ, kC.dim_qk>;
   using TileK = tile::SharedTile<T, kTileKv, kC.dim_qk, kC.terms == Terms::kBias>;
   using TileV = tile::SharedTile<T, kTileKv, kC.dim_v, kComputed || kRead>;
+  using LoaderQ = tile::TileLoader<T, TileQ, kThreads>;
   using LoaderK = tile::TileLoader<T, TileK, kThreads, kRead>;
   using LoaderV = tile::TileLoader<T, TileV, kThreads, kRead>;
   struct NothingRead {
@@ -67,11 +68,12 @@ class ForwardBlock {
         } else {
           ptx::cp_async_wait<0>();
         }
+        const int stage = n % 2;
+        if (n == 0) LoaderQ::round(s_q_);
         __syncthreads();
         if constexpr (kC.q_in_registers) {
           if (n == 0) tile::rows_of_tile<TileQ>(q_, s_q_, first_row());
         }
-        const int stage = n % 2;
         if (n > 0 && n + 1 < place_.count) load_stage(place_, 1 - stage, n + 1);
         ptx::cp_async_commit();
         if (place_.careful) {
@@ -386,7 +388,7 @@ class ForwardBlock {
   const ForwardArguments& a_;
   SharedForwardPlace& place_;
   const uint32_t s_q_, s_k_, s_v_;
-  uint32_t q_[kM][kC.q_in_registers ? kC.dim_qk / 16 : 1][4];
+  uint32_t q_[kM][kC.q_pieces()][4];
   bool settled_;  // every row has a reference
   Read read_;
   RunningSoftmax<kM> softmax_;
