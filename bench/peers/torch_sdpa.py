@@ -317,6 +317,7 @@ class Worker:
         # The last case's memory goes, back to the driver, before this one's comes.
         self.inputs, self.opened = None, {}
         if self.device.type != "cpu":
+            self.torch.backends.cuda.matmul.allow_tf32 = request["case"]["tf32"]
             self.timer.captured = {}
             gc.collect()
             self.torch.cuda.empty_cache()

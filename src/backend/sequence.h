@@ -42,6 +42,11 @@ inline RowStrides row_strides(const TensorView& t) {
   return {t.strides[0], t.strides[1], t.strides[2]};
 }
 
+// Whether products may take their factors as tf32, which is for f32 problems alone.
+inline bool takes_tf32(const AttentionProblem& p) {
+  return p.dtype == DType::kF32 && p.tf32 == Tf32::kAllowed;
+}
+
 inline double scale_of(const AttentionProblem& p) {
   return p.scale.value_or(1.0 / std::sqrt(static_cast<double>(p.dim_qk)));
 }

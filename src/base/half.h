@@ -1,4 +1,5 @@
-// The two 16-bit float formats as storage types, with conversions that round to nearest even.
+// The two 16-bit float formats as storage types, with conversions that round to nearest even; and
+// floats rounded to tf32, which is no storage type.
 #pragma once
 
 #include <bit>
@@ -54,6 +55,13 @@ struct F16 {
   }
   const uint32_t round = 0xfffu + ((magnitude >> 13) & 1u);
   return {static_cast<uint16_t>(sign | ((magnitude + round - (112u << 23)) >> 13))};
+}
+
+// The nearest float with 10 bits of mantissa, ties away from zero, as GPUs round to tf32.
+[[gnu::always_inline]] inline float round_to_tf32(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  if ((bits & 0x7f800000u) == 0x7f800000u) return x;  // inf, NaN
+  return std::bit_cast<float>((bits + 0x1000u) & 0xffffe000u);
 }
 
 }  // namespace fovea

@@ -99,6 +99,7 @@ Json describe(const harness::Case& c) {
           {"prefix", p.mask.prefix},
           {"scale", p.scale ? Json(*p.scale) : Json()},
           {"alibi", has(p.features, Feature::kAlibi)},
+          {"tf32", p.tf32 == Tf32::kAllowed},
           {"seed", c.seed}};
 }
 

@@ -107,8 +107,9 @@ TEST(BenchSuite, CpuHoldsTheCasesOfTheBar) {
 TEST(BenchSuite, ListNamesThemAllWithoutMeasuring) {
   const Ran ran = fovea("bench --list");
   ASSERT_EQ(ran.code, 0) << ran.errors;
-  for (const char* line : {"\nquick: ", "\ngpu-quick: ", "\ngpu-prefill: 24 cases",
-                           "\ngpu-small: 24 cases", "\ngpu-features: 12 cases"}) {
+  for (const char* line :
+       {"\nquick: ", "\ngpu-quick: ", "\ngpu-prefill: 24 cases", "\ngpu-small: 24 cases",
+        "\ngpu-features: 12 cases", "\ngpu-f32: 16 cases"}) {
     EXPECT_TRUE(contains("\n" + ran.out, line)) << line << "\n" << ran.out;
   }
 }

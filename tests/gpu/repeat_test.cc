@@ -13,7 +13,7 @@ using harness::Case;
 class Repeat : public EveryEngine {};
 
 constexpr int kTimes = 200;
-constexpr const char* kDTypes[] = {"bf16", "f16", "f32"};
+constexpr const char* kDTypes[] = {"bf16", "f16", "f32", "f32 tf32"};
 
 std::vector<std::byte> launch_once(OnDevice& on_device, cudaStream_t stream) {
   on_device.reset();

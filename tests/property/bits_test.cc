@@ -12,7 +12,7 @@ using harness::CaseTensors;
 
 class BitProperty : public EveryEngine {};
 
-const char* const kDTypes[] = {"bf16", "f16", "f32"};
+const char* const kDTypes[] = {"bf16", "f16", "f32", "f32 tf32"};
 
 void expect_same_bits(const CaseTensors& a, const CaseTensors& b, const std::string& why) {
   EXPECT_EQ(bits_of(a.forward().out), bits_of(b.forward().out)) << why;

@@ -27,8 +27,9 @@ struct Sizes {
   double key;       // the weight of a key that one row leaves out, in out and in lse
 };
 
-Sizes stated_for(DType dtype) {
-  switch (dtype) {
+Sizes stated_for(const AttentionProblem& p) {
+  if (p.tf32 == Tf32::kAllowed) return {0.005, 0.01, 0.007, 7e-4};
+  switch (p.dtype) {
     case DType::kBf16: return {0.16, 0.05, 0.14, 0.008};
     case DType::kF16: return {0.02, 0.05, 0.02, 0.002};
     default: return {3e-5, 5e-4, 3e-5, 1e-4};
@@ -184,13 +185,13 @@ bool sees_swapped_rows(Planting& p) {
 }
 
 TEST_P(Yardstick, SeesErrorsOfTheStatedSize) {
-  for (const char* dtype : {"bf16", "f16", "f32"}) {
+  for (const char* dtype : {"bf16", "f16", "f32", "f32 tf32"}) {
     const std::string text = std::string(GetParam()) + " pass=fwd,bwd dtype=" + dtype;
     Planting p(text);
     ASSERT_TRUE(p.sound(Pass::kForward) && p.sound(Pass::kBackward)) << text;
     const ForwardTensors& f = p.forward();
     const BackwardTensors& b = p.backward();
-    const Sizes stated = stated_for(p.problem().dtype);
+    const Sizes stated = stated_for(p.problem());
     // Found sizes are in the report that --gtest_output writes.
     const auto expect = [&](const std::string& what, double found, double size) {
       EXPECT_LE(found, size) << what << "; " << text;

@@ -12,7 +12,7 @@ using harness::CaseTensors;
 
 class Locality : public EveryEngine {};
 
-const char* const kDTypes[] = {"bf16", "f16", "f32"};
+const char* const kDTypes[] = {"bf16", "f16", "f32", "f32 tf32"};
 constexpr int64_t kLength = 90, kBad = 37, kWindow = 11;
 
 // Rows of one head and batch member whose every value is NaN, and rows that hold any.

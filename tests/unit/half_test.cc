@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -67,6 +68,23 @@ TEST(F16Test, OverflowsAtTheMiddleToInfinity) {
   EXPECT_EQ(to_f16(std::nextafter(65520.0f, 0.0f)).bits, 0x7bffu);
   EXPECT_EQ(to_f16(65520.0f).bits, 0x7c00u);
   EXPECT_EQ(to_f16(-1e30f).bits, 0xfc00u);
+}
+
+TEST(Tf32Test, KeepsTenBitsOfMantissa) {
+  EXPECT_EQ(round_to_tf32(1 + 0x1p-10f), 1 + 0x1p-10f);
+  EXPECT_EQ(round_to_tf32(1 + 0x1p-11f), 1 + 0x1p-10f);  // a tie, away from zero
+  EXPECT_EQ(round_to_tf32(-1 - 0x1p-11f), -1 - 0x1p-10f);
+  EXPECT_EQ(round_to_tf32(1 + 0x1p-11f - 0x1p-23f), 1.0f);
+  EXPECT_EQ(round_to_tf32(2 - 0x1p-12f), 2.0f);
+  EXPECT_EQ(round_to_tf32(0x1.23cp-100f), 0x1.23cp-100f);
+  EXPECT_TRUE(std::signbit(round_to_tf32(-0.0f)));
+}
+
+TEST(Tf32Test, KeepsWhatIsNotFinite) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(round_to_tf32(kInfinity), kInfinity);
+  EXPECT_EQ(round_to_tf32(-kInfinity), -kInfinity);
+  EXPECT_TRUE(std::isnan(round_to_tf32(std::bit_cast<float>(0x7fffffffu))));
 }
 
 TEST(Bf16Test, KnownValues) {

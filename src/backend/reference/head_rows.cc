@@ -1,5 +1,6 @@
 // The attention formula, one query row at a time. N::round marks where an unfused framework would
-// write a tensor in the problem's dtype; for the oracle it is the identity.
+// write a tensor in the problem's dtype, N::factor where a matrix product would take one; for the
+// oracle both are the identity.
 #include "backend/reference/head_rows.h"
 
 #include <cmath>
@@ -15,7 +16,7 @@ constexpr int64_t kStrip = 512;  // keys whose running sums stay in the first-le
 // sums[n] = sum_d x[d] * m_t[d][n] for begin <= n < end. Written as sums of rows, not as dot
 // products, so that a compiler may use vectors without reordering a sum: the terms are added one by
 // one, as a plain matrix product does.
-template <typename Real>
+template <typename N, typename Real = typename N::Real>
 void dot_columns(const Real* x, int64_t dim, const Real* m_t, int64_t stride, int64_t begin,
                  int64_t end, Real* __restrict sums) {
   for (int64_t first = begin; first < end; first += kStrip) {
@@ -24,14 +25,15 @@ void dot_columns(const Real* x, int64_t dim, const Real* m_t, int64_t stride, in
     int64_t d = 0;
     for (; d + 4 <= dim; d += 4) {
       const Real *m0 = m_t + d * stride, *m1 = m0 + stride, *m2 = m1 + stride, *m3 = m2 + stride;
-      const Real x0 = x[d], x1 = x[d + 1], x2 = x[d + 2], x3 = x[d + 3];
+      const Real x0 = N::factor(x[d]), x1 = N::factor(x[d + 1]), x2 = N::factor(x[d + 2]),
+                 x3 = N::factor(x[d + 3]);
       for (int64_t n = first; n < last; ++n) {
         sums[n] = (((sums[n] + x0 * m0[n]) + x1 * m1[n]) + x2 * m2[n]) + x3 * m3[n];
       }
     }
     for (; d < dim; ++d) {
       const Real* m0 = m_t + d * stride;
-      for (int64_t n = first; n < last; ++n) sums[n] += x[d] * m0[n];
+      for (int64_t n = first; n < last; ++n) sums[n] += N::factor(x[d]) * m0[n];
     }
   }
 }
@@ -62,9 +64,10 @@ void sum_rows(const int64_t* listed, int64_t count, const Weight& weight, const 
   }
 }
 
-template <typename Real>
+template <typename N, typename Real = typename N::Real>
 void add_scaled(Real weight, const Real* x, int64_t dim, Real* __restrict out) {
-  for (int64_t d = 0; d < dim; ++d) out[d] += weight * x[d];
+  weight = N::factor(weight);
+  for (int64_t d = 0; d < dim; ++d) out[d] += weight * N::factor(x[d]);
 }
 
 // Where (b, h, i, 0) of a [batch|1, head_q|1, q_len|1, kv_len] tensor lies.
@@ -121,6 +124,7 @@ void HeadRows<N>::select(int64_t b, int64_t head_kv, const int64_t* keys, int64_
            sequence_.batch_at * strides.batch + (sequence_.kv_row + key) * strides.row +
                head_kv * strides.head,
            dim, rows + n * dim);
+      for (int64_t d = 0; d < dim; ++d) rows[n * dim + d] = N::factor(rows[n * dim + d]);
     }
     constexpr int64_t kTile = 16;  // rows whose cache lines a transposition holds at once
     for (int64_t first = 0; first < count; first += kTile) {
@@ -160,7 +164,7 @@ void HeadRows<N>::score(int64_t h, int64_t i) {
   load(tensors_.q,
        sequence_.batch_at * strides.batch + (sequence_.q_row + i) * strides.row + h * strides.head,
        problem_.dim_qk, q_);
-  dot_columns(q_, problem_.dim_qk, k_t_, keys_, begin_, end_, scores_);
+  dot_columns<N>(q_, problem_.dim_qk, k_t_, keys_, begin_, end_, scores_);
 
   const bool biased = has(problem_.features, Feature::kBias);
   const int64_t bias_row = biased ? broadcast_row(tensors_.bias, batch_, h, i) : 0;
@@ -265,14 +269,14 @@ void HeadRows<N>::drop(int64_t h, int64_t i) {
 template <typename N>
 void HeadRows<N>::output(Real* out) const {
   sum_rows(
-      seen_, seen_count_, [this](int64_t n) { return N::round(p_[n] * kept_[n]); }, v_,
+      seen_, seen_count_, [this](int64_t n) { return N::factor(N::round(p_[n] * kept_[n])); }, v_,
       problem_.dim_v, out);
   for (int64_t d = 0; d < problem_.dim_v; ++d) out[d] = N::round(out[d]);
 }
 
 template <typename N>
 void HeadRows<N>::differentiate(const Real* dout, Real delta) {
-  dot_columns(dout, problem_.dim_v, v_t_, keys_, begin_, end_, dp_);
+  dot_columns<N>(dout, problem_.dim_v, v_t_, keys_, begin_, end_, dp_);
   for (int64_t at = 0; at < seen_count_; ++at) {
     const int64_t n = seen_[at];
     // A dropped weight takes no gradient from its value: 0, even where the value is NaN.
@@ -285,7 +289,8 @@ void HeadRows<N>::differentiate(const Real* dout, Real delta) {
 template <typename N>
 void HeadRows<N>::dq(Real* out) const {
   sum_rows(
-      seen_, seen_count_, [this](int64_t n) { return dx_[n]; }, k_, problem_.dim_qk, out);
+      seen_, seen_count_, [this](int64_t n) { return N::factor(dx_[n]); }, k_, problem_.dim_qk,
+      out);
   for (int64_t d = 0; d < problem_.dim_qk; ++d) out[d] = N::round(out[d]);
 }
 
@@ -293,7 +298,7 @@ template <typename N>
 void HeadRows<N>::add_dk(Real* dk) const {
   for (int64_t at = 0; at < seen_count_; ++at) {
     const int64_t n = seen_[at];
-    if (dx_[n] != 0) add_scaled(dx_[n], q_, problem_.dim_qk, dk + n * problem_.dim_qk);
+    if (dx_[n] != 0) add_scaled<N>(dx_[n], q_, problem_.dim_qk, dk + n * problem_.dim_qk);
   }
 }
 
@@ -302,7 +307,7 @@ void HeadRows<N>::add_dv(const Real* dout, Real* dv) const {
   for (int64_t at = 0; at < seen_count_; ++at) {
     const int64_t n = seen_[at];
     const Real weight = N::round(p_[n] * kept_[n]);
-    if (weight != 0) add_scaled(weight, dout, problem_.dim_v, dv + n * problem_.dim_v);
+    if (weight != 0) add_scaled<N>(weight, dout, problem_.dim_v, dv + n * problem_.dim_v);
   }
 }
 
@@ -320,6 +325,7 @@ typename N::Real HeadRows<N>::sink_weight(int64_t h, const RowStats<Real>& stats
 
 template class HeadRows<Exact>;
 template class HeadRows<PlainF32>;
+template class HeadRows<PlainTf32>;
 template class HeadRows<PlainBf16>;
 template class HeadRows<PlainF16>;
 

@@ -1,6 +1,7 @@
 // The arithmetics that the attention formula is written over: exact (float64, the oracle) and plain
 // (what an unfused framework does: every intermediate tensor rounded to the problem's dtype, sums
-// in float32). And elements of any dtype as such numbers.
+// in float32; with tf32, whatever a matrix product takes rounded to it). And elements of any dtype
+// as such numbers.
 #pragma once
 
 #include <cstdint>
@@ -10,24 +11,35 @@
 
 namespace fovea::reference {
 
+// round: an element of a tensor that is written. factor: one that a matrix product takes.
 struct Exact {
   using Real = double;
   static Real round(Real x) { return x; }
+  static Real factor(Real x) { return x; }
 };
 
 struct PlainF32 {
   using Real = float;
   static Real round(Real x) { return x; }
+  static Real factor(Real x) { return x; }
+};
+
+struct PlainTf32 {
+  using Real = float;
+  static Real round(Real x) { return x; }
+  static Real factor(Real x) { return round_to_tf32(x); }
 };
 
 struct PlainBf16 {
   using Real = float;
   static Real round(Real x) { return to_float(to_bf16(x)); }
+  static Real factor(Real x) { return x; }
 };
 
 struct PlainF16 {
   using Real = float;
   static Real round(Real x) { return to_float(to_f16(x)); }
+  static Real factor(Real x) { return x; }
 };
 
 // count elements with stride 1 from element `at` on, widened (or, f64 to float, narrowed) to Real.

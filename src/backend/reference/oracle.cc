@@ -187,13 +187,14 @@ double dsink_of(const AttentionProblem& p, const BackwardTensors& t, int64_t h, 
   return static_cast<double>(sum);
 }
 
-// Calls job with the number type of an arithmetic on a dtype.
+// Calls job with the number type of an arithmetic on a problem.
 template <typename Job>
-auto with_numbers(Arithmetic arithmetic, DType dtype, const Job& job) {
+auto with_numbers(Arithmetic arithmetic, const AttentionProblem& p, const Job& job) {
   if (arithmetic == Arithmetic::kPlain) {
-    if (dtype == DType::kF32) return job(PlainF32());
-    if (dtype == DType::kBf16) return job(PlainBf16());
-    if (dtype == DType::kF16) return job(PlainF16());
+    if (takes_tf32(p)) return job(PlainTf32());
+    if (p.dtype == DType::kF32) return job(PlainF32());
+    if (p.dtype == DType::kBf16) return job(PlainBf16());
+    if (p.dtype == DType::kF16) return job(PlainF16());
   }
   return job(Exact());
 }
@@ -202,14 +203,14 @@ auto with_numbers(Arithmetic arithmetic, DType dtype, const Job& job) {
 
 ForwardSample sample_forward(Arithmetic arithmetic, const AttentionProblem& problem,
                              const ForwardTensors& tensors, const GroupSample& group) {
-  return with_numbers(arithmetic, problem.dtype,
+  return with_numbers(arithmetic, problem,
                       [&](auto n) { return forward_of<decltype(n)>(problem, tensors, group); });
 }
 
 BackwardSample sample_backward(Arithmetic arithmetic, const AttentionProblem& problem,
                                const BackwardTensors& tensors, const GroupSample& group,
                                StatsFrom stats) {
-  return with_numbers(arithmetic, problem.dtype, [&](auto n) {
+  return with_numbers(arithmetic, problem, [&](auto n) {
     return backward_of<decltype(n)>(problem, tensors, group, stats);
   });
 }
@@ -217,13 +218,13 @@ BackwardSample sample_backward(Arithmetic arithmetic, const AttentionProblem& pr
 std::vector<double> sample_dbias(Arithmetic arithmetic, const AttentionProblem& problem,
                                  const BackwardTensors& tensors, const std::vector<BiasRow>& rows,
                                  StatsFrom stats) {
-  return with_numbers(arithmetic, problem.dtype,
+  return with_numbers(arithmetic, problem,
                       [&](auto n) { return dbias_of<decltype(n)>(problem, tensors, rows, stats); });
 }
 
 double sample_dsink(Arithmetic arithmetic, const AttentionProblem& problem,
                     const BackwardTensors& tensors, int64_t h, StatsFrom stats) {
-  return with_numbers(arithmetic, problem.dtype,
+  return with_numbers(arithmetic, problem,
                       [&](auto n) { return dsink_of<decltype(n)>(problem, tensors, h, stats); });
 }
 

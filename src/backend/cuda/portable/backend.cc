@@ -45,7 +45,8 @@ class PortableKernel : public BoundKernel {
 
   std::string name() const override {
     const ForwardConfig& c = forward_.config;
-    return std::string("portable/") + dtype_name(p_.dtype) + "/d" + std::to_string(c.dim_qk) +
+    const char* const numbers = c.products == Products::kTf32 ? "tf32" : dtype_name(p_.dtype);
+    return std::string("portable/") + numbers + "/d" + std::to_string(c.dim_qk) +
            (c.dim_v == c.dim_qk ? "" : "v" + std::to_string(c.dim_v)) +
            (c.terms == Terms::kAny        ? "/terms"
             : c.terms == Terms::kComputed ? "/computed-terms"
@@ -60,7 +61,10 @@ class PortableKernel : public BoundKernel {
   std::string describe() const override {
     const ForwardConfig& c = forward_.config;
     const auto text = [](int64_t n) { return std::to_string(n); };
-    return "mma.sync; forward: tiles " + text(c.tile_q()) + " x " + text(c.tile_kv) + ", " +
+    const std::string products = c.products == Products::kHalf   ? "mma.sync"
+                                 : c.products == Products::kTf32 ? "mma.sync, f32 rounded to tf32"
+                                                                 : "exact multiply-adds";
+    return products + "; forward: tiles " + text(c.tile_q()) + " x " + text(c.tile_kv) + ", " +
            text(cut_.tiles) + " tiles of rows a KV head, keys in " + text(cut_.parts) +
            (cut_.parts == 1 ? " part" : " parts") + "; backward: " +
            (backward_cut_.one_launch ? "one launch of blocks of keys and blocks of rows"

@@ -36,6 +36,12 @@ Terms terms_of(const AttentionProblem& p) {
   return bias ? Terms::kBias : mask ? Terms::kMask : Terms::kComputed;
 }
 
+// Floats are multiplied exactly unless the caller allows tf32.
+Products products_of(const AttentionProblem& p) {
+  if (takes_tf32(p)) return Products::kTf32;
+  return p.dtype == DType::kF32 ? Products::kExact : Products::kHalf;
+}
+
 template <typename Config>
 int padded_dims(const Config& c) {
   return c.dim_qk + c.dim_v;
@@ -48,7 +54,8 @@ const Kernel* find_instance(std::span<const Kernel* const> table, const Attentio
   const Kernel* best = nullptr;
   for (const Kernel* kernel : table) {
     const auto& c = kernel->config;
-    if (kernel->dtype != p.dtype || c.terms != terms || !suits(c)) continue;
+    if (kernel->dtype != p.dtype || c.products != products_of(p)) continue;
+    if (c.terms != terms || !suits(c)) continue;
     if (c.dim_qk < p.dim_qk || c.dim_v < p.dim_v) continue;
     if (best == nullptr || padded_dims(c) < padded_dims(best->config)) best = kernel;
   }

@@ -1,4 +1,4 @@
-// 2^x, and pairs of floats as pairs of 16-bit values.
+// 2^x, pairs of floats as pairs of 16-bit values, and floats as tf32.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -8,6 +8,23 @@
 #include <type_traits>
 
 namespace fovea::ptx {
+
+// A float in memory that tensor cores multiply as tf32: the range of a float, 11 bits of precision.
+struct TensorFloat {
+  float value;
+};
+
+// The nearest tf32, ties away from zero; what is not finite stays so.
+__device__ __forceinline__ uint32_t round_to_tf32(float x) {
+  uint32_t y;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float4 round_to_tf32(float4 x) {
+  return {__uint_as_float(round_to_tf32(x.x)), __uint_as_float(round_to_tf32(x.y)),
+          __uint_as_float(round_to_tf32(x.z)), __uint_as_float(round_to_tf32(x.w))};
+}
 
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;
@@ -60,6 +77,7 @@ __device__ __forceinline__ uint32_t max_of_pairs(uint32_t a, uint32_t b) {
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
 __device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(TensorFloat x) { return x.value; }
 
 template <typename T>
 __device__ __forceinline__ T from_float(float x);
@@ -74,6 +92,10 @@ __device__ __forceinline__ __half from_float<__half>(float x) {
 template <>
 __device__ __forceinline__ float from_float<float>(float x) {
   return x;
+}
+template <>
+__device__ __forceinline__ TensorFloat from_float<TensorFloat>(float x) {
+  return {x};
 }
 
 }  // namespace fovea::ptx

@@ -84,4 +84,14 @@ __device__ __forceinline__ void mma_m16n8k8<__half>(Fragment& c, uint32_t a0, ui
       : "r"(a0), "r"(a1), "r"(b));
 }
 
+// Of tf32 values: a holds columns l % 4 (a[0], a[1]) and l % 4 + 4 (a[2], a[3]) of rows l / 4 and
+// l / 4 + 8, b rows l % 4 and l % 4 + 4 of column l / 4.
+__device__ __forceinline__ void mma_m16n8k8_tf32(Fragment& c, const uint32_t (&a)[4], uint32_t b0,
+                                                 uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 }  // namespace fovea::ptx

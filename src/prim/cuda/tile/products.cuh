@@ -1,5 +1,5 @@
-// Products of tiles in shared memory, on the fragments of a warp: 16-bit values on tensor cores,
-// floats by exact multiply-adds on the same fragments.
+// Products of tiles in shared memory, on the fragments of a warp: 16-bit values and, as tf32,
+// floats on tensor cores; floats by exact multiply-adds on the same fragments.
 //
 // A fragment [m][n] is 16 x 8: lane l holds rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the
 // next.
@@ -9,6 +9,7 @@
 
 #include "prim/cuda/ptx/math.cuh"
 #include "prim/cuda/ptx/mma.cuh"
+#include "prim/cuda/tile/float_products.cuh"
 #include "prim/cuda/tile/shared_tile.cuh"
 
 namespace fovea::tile {
@@ -38,72 +39,50 @@ __device__ __forceinline__ void map(ptx::Fragment (&c)[kM][kN], Function f) {
   }
 }
 
-__device__ __forceinline__ float load_float(uint32_t shared) {
-  float x;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(shared));
-  return x;
+// c += a b over 32 bytes of depth, which ldmatrix brings as 16 x 16 values of 16 bits.
+constexpr int kDepthBytes = 32;
+template <typename T>
+__device__ __forceinline__ void multiply(ptx::Fragment& c, const uint32_t (&a)[4], uint32_t b0,
+                                         uint32_t b1) {
+  if constexpr (std::is_same_v<T, ptx::TensorFloat>) {
+    ptx::mma_m16n8k8_tf32(c, a, b0, b1);
+  } else {
+    ptx::mma_m16n8k16<T>(c, a, b0, b1);
+  }
 }
-__device__ __forceinline__ float2 load_float2(uint32_t shared) {
-  float2 x;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(shared));
-  return x;
-}
-__device__ __forceinline__ void store_float2(uint32_t shared, float2 x) {
-  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(shared), "f"(x.x), "f"(x.y) : "memory");
-}
-__device__ __forceinline__ float4 load_float4(uint32_t shared) {
-  float4 x;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-               : "r"(shared));
-  return x;
+
+// What ldmatrix brought of a right operand, as it is multiplied.
+template <typename T>
+__device__ __forceinline__ void round_operand(uint32_t (&x)[4]) {
+  if constexpr (std::is_same_v<T, ptx::TensorFloat>) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = ptx::round_to_tf32(__uint_as_float(x[i]));
+  }
 }
 
 // c[m][n] += rows row_a + 16 m .. of A times rows row_b + 8 n .. of B, over all columns.
 template <typename T, typename TileA, typename TileB, int kM, int kN>
 __device__ __forceinline__ void add_dot_rows(ptx::Fragment (&c)[kM][kN], uint32_t s_a, int row_a,
                                              uint32_t s_b, int row_b) {
-  if constexpr (sizeof(T) == 4) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll 1
-    for (int d = 0; d < TileA::kChunks; ++d) {
-      float4 a[2 * kM];
-#pragma unroll
-      for (int r = 0; r < 2 * kM; ++r) {
-        a[r] = load_float4(s_a + TileA::offset(row_a + r * 8 + lane / 4, d));
-      }
-#pragma unroll
-      for (int n = 0; n < kN; ++n) {
-#pragma unroll
-        for (int y = 0; y < 2; ++y) {
-          const float4 b = load_float4(s_b + TileB::offset(row_b + n * 8 + lane % 4 * 2 + y, d));
-#pragma unroll
-          for (int r = 0; r < 2 * kM; ++r) {
-            float& sum = c[r / 2][n][r % 2 * 2 + y];
-            sum = fmaf(a[r].x, b.x, sum);
-            sum = fmaf(a[r].y, b.y, sum);
-            sum = fmaf(a[r].z, b.z, sum);
-            sum = fmaf(a[r].w, b.w, sum);
-          }
-        }
-      }
-    }
+  if constexpr (std::is_same_v<T, float>) {
+    add_dot_rows_exactly<TileA, TileB>(c, s_a, row_a, s_b, row_b);
   } else {
     const auto a_at = TileA::Lane::rows_first();
     const auto b_at = TileB::Lane::columns_first();
 #pragma unroll
-    for (int d = 0; d < TileA::kCols; d += 16) {
+    for (int d = 0; d < TileA::kCols * int{sizeof(T)} / kDepthBytes; ++d) {
       uint32_t a[kM][4];
 #pragma unroll
-      for (int m = 0; m < kM; ++m) ptx::ldmatrix_x4(a[m], s_a + a_at.at(row_a + 16 * m, d));
+      for (int m = 0; m < kM; ++m) ptx::ldmatrix_x4(a[m], s_a + a_at.at(row_a + 16 * m, d * 16));
 #pragma unroll
       for (int n = 0; n < kN; n += 2) {
         uint32_t b[4];
-        ptx::ldmatrix_x4(b, s_b + b_at.at(row_b + n * 8, d));
+        ptx::ldmatrix_x4(b, s_b + b_at.at(row_b + n * 8, d * 16));
+        round_operand<T>(b);
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
-          ptx::mma_m16n8k16<T>(c[m][n], a[m], b[0], b[1]);
-          ptx::mma_m16n8k16<T>(c[m][n + 1], a[m], b[2], b[3]);
+          multiply<T>(c[m][n], a[m], b[0], b[1]);
+          multiply<T>(c[m][n + 1], a[m], b[2], b[3]);
         }
       }
     }
@@ -122,10 +101,11 @@ __device__ __forceinline__ void add_dot_fragments(ptx::Fragment (&c)[kM][kN],
     for (int n = 0; n < kN; n += 2) {
       uint32_t b[4];
       ptx::ldmatrix_x4(b, s_b + b_at.at(row_b + n * 8, d * 16));
+      round_operand<T>(b);
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
-        ptx::mma_m16n8k16<T>(c[m][n], a[m][d], b[0], b[1]);
-        ptx::mma_m16n8k16<T>(c[m][n + 1], a[m][d], b[2], b[3]);
+        multiply<T>(c[m][n], a[m][d], b[0], b[1]);
+        multiply<T>(c[m][n + 1], a[m][d], b[2], b[3]);
       }
     }
   }
@@ -173,7 +153,6 @@ __device__ __forceinline__ uint32_t nonfinite_bits(uint32_t pair) {
   return (pair & 0x7fff7fffu) + kLeastExponent;  // an exponent of ones overflows into the sign
 }
 constexpr uint32_t kNonfinite = 0x80008000u;
-__device__ __forceinline__ float finite(float x) { return x - x == 0 ? x : 0.0f; }
 
 // sum[m] += weights[m] (8 kK columns) x rows row_b .. row_b + 8 kK - 1 of B. `dirty`: the tile may
 // hold values that are not finite and must not meet weights of zero.
@@ -181,27 +160,10 @@ template <typename T, typename TileB, int kM, int kK, int kN>
 __device__ __forceinline__ void add_weighted_rows(ptx::Fragment (&sum)[kM][kN],
                                                   const ptx::Fragment (&weights)[kM][kK],
                                                   uint32_t s_b, int row_b, bool dirty) {
-  if constexpr (sizeof(T) == 4) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int k = 0; k < 8 * kK; ++k) {
-      float w[2 * kM];  // of depth k: held by one of the four lanes that share a row
-#pragma unroll
-      for (int r = 0; r < 2 * kM; ++r) {
-        w[r] = __shfl_sync(0xffffffffu, weights[r / 2][k / 8][r % 2 * 2 + k % 2],
-                           (lane & ~3) + k % 8 / 2);
-      }
-#pragma unroll
-      for (int n = 0; n < kN; ++n) {
-        float2 b = load_float2(s_b + TileB::offset(row_b + k, 2 * n) + lane % 4 * 8);
-        if (dirty) b = {finite(b.x), finite(b.y)};
-#pragma unroll
-        for (int r = 0; r < 2 * kM; ++r) {
-          sum[r / 2][n][r % 2 * 2] = fmaf(w[r], b.x, sum[r / 2][n][r % 2 * 2]);
-          sum[r / 2][n][r % 2 * 2 + 1] = fmaf(w[r], b.y, sum[r / 2][n][r % 2 * 2 + 1]);
-        }
-      }
-    }
+  if constexpr (std::is_same_v<T, float>) {
+    add_weighted_rows_exactly<TileB>(sum, weights, s_b, row_b, dirty);
+  } else if constexpr (std::is_same_v<T, ptx::TensorFloat>) {
+    add_weighted_rows_tf32<TileB>(sum, weights, s_b, row_b, dirty);
   } else {
     const auto b_at = TileB::Lane::rows_first();
 #pragma unroll

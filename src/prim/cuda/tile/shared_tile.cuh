@@ -3,9 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "prim/cuda/ptx/cp_async.cuh"
 #include "prim/cuda/ptx/ldmatrix.cuh"
+#include "prim/cuda/ptx/math.cuh"
+#include "prim/cuda/tile/shared_floats.cuh"
 
 namespace fovea::tile {
 
@@ -102,6 +105,36 @@ struct SharedTile<float, kRows_, kCols_, kFrugal> {
   }
 };
 
+// Floats for tensor cores: laid out, and handed to ldmatrix, as twice as many 16-bit values.
+template <int kRows_, int kCols_, bool kFrugal>
+struct SharedTile<ptx::TensorFloat, kRows_, kCols_, kFrugal>
+    : SharedTile<uint16_t, kRows_, 2 * kCols_, kFrugal> {
+  using Halves = SharedTile<uint16_t, kRows_, 2 * kCols_, kFrugal>;
+  static constexpr int kCols = kCols_, kPerChunk = 4;
+
+  // A lane's words of the operand whose depth is along rows: column lane / 4 of rows 2 (lane % 4)
+  // and the next, which lie in 32 different banks each.
+  class DeepLane {
+    static_assert(kCols_ % 32 == 0);  // panels are whole
+
+   public:
+    __device__ __forceinline__ DeepLane() {
+      const int lane = threadIdx.x % 32;
+#pragma unroll
+      for (int y = 0; y < 2; ++y) {
+        at_[y] = Halves::offset(lane % 4 * 2 + y, lane / 16) + lane / 4 % 4 * 4;
+      }
+    }
+    // Byte offset of the word `y` rows down, of the 8 x 8 block at (row, col).
+    __device__ __forceinline__ uint32_t at(int row, int col, int y) const {
+      return col / 32 * (kRows_ * 128) + row * 128 + (at_[y] ^ (col % 32 * 4));
+    }
+
+   private:
+    uint32_t at_[2];
+  };
+};
+
 // An order of rows within every 32 of a tile, for keys: the columns of scores that one lane holds
 // (8 n + 2 q + e of lane q, for all n and e) are then eight neighbouring keys, 8 q + 2 n + e. This
 // is the key that row `row` of such a tile holds; rows that are a sum of multiples of 16 and less
@@ -137,7 +170,7 @@ struct TileLoader {
   template <bool kEnds = false>
   __device__ __forceinline__ static void fill_whole(uint32_t shared, const T* base, int64_t stride,
                                                     int row, int end = 0) {
-    static_assert(sizeof(T) == 4 || kRowStep % 8 == 0);  // the exchange of chunks repeats
+    constexpr bool kRepeats = kRowStep % 8 == 0;  // the exchange of chunks does
     static_assert(!kRuns || kRowStep % 16 == 0);
     const int first = threadIdx.x / kPerRow, lane = threadIdx.x % kPerRow;
     const T* source = base + (row + source_row(first)) * stride + lane * kPerChunk;
@@ -147,7 +180,9 @@ struct TileLoader {
       if (Tile::kRows % kRowStep != 0 && first + r >= Tile::kRows) break;
 #pragma unroll
       for (int c = 0; c < Tile::kChunks; c += kPerRow) {
-        const uint32_t to = shared + Tile::offset(first, c + lane) + r * Tile::row_bytes(c);
+        const uint32_t to =
+            shared + (kRepeats ? Tile::offset(first, c + lane) + r * Tile::row_bytes(c)
+                               : Tile::offset(first + r, c + lane));
         if constexpr (kEnds) {
           ptx::cp_async_16(to, source + c * kPerChunk, left > source_row(r) ? 16 : 0);
         } else {
@@ -183,6 +218,30 @@ struct TileLoader {
     }
   }
 
+  // What this thread has filled of a left operand, once it is there and before a barrier shows it
+  // to others: floats for tensor cores are rounded where they lie, for products take them so.
+  __device__ __forceinline__ static void round(uint32_t shared) {
+    if constexpr (std::is_same_v<T, ptx::TensorFloat>) {
+      constexpr int kPerStep = Tile::kChunks / kPerRow;
+      constexpr int kPieces = Tile::kRows / kRowStep * kPerStep;
+      constexpr int kBatch = kPieces < 4 ? kPieces : 4;  // on their way at a time
+      static_assert(Tile::kRows % kRowStep == 0 && kPieces % kBatch == 0);
+      const int first = threadIdx.x / kPerRow, lane = threadIdx.x % kPerRow;
+      const auto at = [&](int piece) {
+        return shared +
+               Tile::offset(first + piece / kPerStep * kRowStep, lane + piece % kPerStep * kPerRow);
+      };
+#pragma unroll
+      for (int piece = 0; piece < kPieces; piece += kBatch) {
+        float4 x[kBatch];
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) x[i] = load_float4(at(piece + i));
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) store_float4(at(piece + i), ptx::round_to_tf32(x[i]));
+      }
+    }
+  }
+
  private:
   __host__ __device__ static constexpr int source_row(int row) {
     return kRuns ? runs_of_eight(row) : row;
@@ -194,7 +253,7 @@ struct TileLoader {
     for (int x = 0; x < kPerChunk; ++x) {
       const bool take = at + x < cols;
       if constexpr (sizeof(T) == 4) {
-        const float value = take ? source[at + x] : 0.0f;
+        const float value = take ? ptx::to_float(source[at + x]) : 0.0f;
         asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared + 4 * x), "f"(value) : "memory");
       } else {
         const uint16_t bits = take ? reinterpret_cast<const uint16_t*>(source)[at + x] : 0;

@@ -87,6 +87,8 @@ class BiasBlock {
     load<TileV>(a_.v, s_v_, head_kv, s_.kv_row + first_, s_.kv_len - first_, p.dim_v, a_.vector_v);
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
+    tile::TileLoader<T, TileQ, kThreads>::round(s_q_);
+    tile::TileLoader<T, TileDout, kThreads>::round(s_dout_);
     __syncthreads();
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {

@@ -10,7 +10,7 @@ namespace fovea::cuda {
 // Rows: a block holds a tile of query rows and walks over keys, as forward does, for dQ alone.
 struct BackwardConfig {
   int dim_qk, dim_v;
-  int element_bytes;
+  Products products;
   int key_warps;  // keys: warps of a block, 16 * key_m_tiles keys each
   int key_m_tiles;
   bool keys_in_registers;  // keys: K and V, besides
@@ -40,9 +40,9 @@ struct BackwardConfig {
   constexpr int row_tile() const { return row_warps * 16 * row_m_tiles; }
   constexpr int row_threads() const { return 32 * row_warps; }
   constexpr int pair_bytes() const {  // a row of both dims
-    return shared_row_bytes(element_bytes, dim_qk) + shared_row_bytes(element_bytes, dim_v);
+    return shared_row_bytes(products, dim_qk) + shared_row_bytes(products, dim_v);
   }
-  constexpr int score_bytes() const { return key_tile() * key_tile_q * element_bytes; }
+  constexpr int score_bytes() const { return key_tile() * key_tile_q * element_bytes(products); }
   // Keys in registers leave their memory to dQ, or K's stays for it.
   constexpr int small_shared_bytes() const {
     const int keys = key_tile() * pair_bytes();
@@ -65,11 +65,11 @@ struct BackwardConfig {
 
 // The two kernels, which are there for every GPU: their shared memory stays below what each since
 // Ampere gives a block.
-constexpr BackwardConfig backward_config(int element_bytes, int dim_qk, int dim_v, Terms terms) {
+constexpr BackwardConfig backward_config(Products products, int dim_qk, int dim_v, Terms terms) {
   BackwardConfig c{};
   c.dim_qk = dim_qk;
   c.dim_v = dim_v;
-  c.element_bytes = element_bytes;
+  c.products = products;
   c.terms = terms;
   c.key_warps = c.row_warps = 4;
   c.key_m_tiles = c.row_m_tiles = 2;
@@ -105,7 +105,14 @@ constexpr BackwardConfig backward_config(int element_bytes, int dim_qk, int dim_
     c.key_blocks = 1;
     c.keys_in_registers = false;
   }
-  if (element_bytes == 4) {
+  if (products == Products::kTf32) {
+    c.key_tile_q = c.row_tile_kv = dim_qk > 64 ? 16 : 32;
+    c.chunk = c.masked_chunk = 16;
+    if (dim_qk > 128) c.key_warps = c.row_warps = 1;  // whose tiles fill the shared memory
+    c.key_blocks = c.row_blocks = 1;
+    c.keys_in_registers = false;
+  }
+  if (products == Products::kExact) {
     c.key_m_tiles = c.row_m_tiles = 1;
     c.key_tile_q = c.row_tile_kv = c.chunk = c.masked_chunk = 16;
     c.key_warps = c.row_warps = dim_qk > 128 ? 1 : dim_qk > 64 ? 2 : 4;
@@ -116,9 +123,9 @@ constexpr BackwardConfig backward_config(int element_bytes, int dim_qk, int dim_
 }
 
 // The pass that does all, of 16-bit values and head dims whose sums fit the registers.
-constexpr BackwardConfig one_pass_config(int element_bytes, int dim_qk, int dim_v, Terms terms) {
-  BackwardConfig c = backward_config(element_bytes, dim_qk, dim_v, terms);
-  if (element_bytes == 4 || dim_qk > 128) return c;
+constexpr BackwardConfig one_pass_config(Products products, int dim_qk, int dim_v, Terms terms) {
+  BackwardConfig c = backward_config(products, dim_qk, dim_v, terms);
+  if (products != Products::kHalf || dim_qk > 128) return c;
   c.dq_row_warps = dim_qk == 64 || dim_qk == 128 ? 2 : 4;
   if (dim_qk <= 32 && dim_v == dim_qk && terms == Terms::kNone) {
     c.small_heads = c.keys_in_registers = true;
@@ -151,8 +158,8 @@ constexpr ShortConfig short_config(int dim) { return {dim, 8, 32 / dim, 32 / dim
 template <typename T, int kDimQk, int kDimV, Terms kTerms>
 struct BackwardShape {
   using Element = T;
-  static constexpr BackwardConfig kConfig = backward_config(sizeof(T), kDimQk, kDimV, kTerms);
-  static constexpr BackwardConfig kOnePass = one_pass_config(sizeof(T), kDimQk, kDimV, kTerms);
+  static constexpr BackwardConfig kConfig = backward_config(kProductsOf<T>, kDimQk, kDimV, kTerms);
+  static constexpr BackwardConfig kOnePass = one_pass_config(kProductsOf<T>, kDimQk, kDimV, kTerms);
   static constexpr ShortConfig kShort = short_config(kDimQk);  // with small heads
   static_assert(kConfig.key_shared_bytes() <= kLeastSharedBytes &&
                 kConfig.row_shared_bytes() <= kLeastSharedBytes);

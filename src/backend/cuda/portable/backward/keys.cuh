@@ -75,6 +75,7 @@ class KeyBlock {
     int n = 0;
     for (; there_is(n); ++n) {
       ptx::cp_async_wait<0>();
+      if (n == 0) round_keys();
       __syncthreads();
       if (there_is(n + 1)) load_rows((n + 1) % 2, place_.rungs[(n + 1) % 4]);
       ptx::cp_async_commit();
@@ -144,6 +145,11 @@ class KeyBlock {
         reinterpret_cast<int2*>(stats_ + at + 2 * kTileQ)[r] = {sight.begin, sight.end};
       }
     }
+  }
+
+  __device__ __forceinline__ void round_keys() const {
+    tile::TileLoader<T, TileK, kThreads>::round(s_k_);
+    tile::TileLoader<T, TileV, kThreads>::round(s_v_);
   }
 
   __device__ __forceinline__ void step(int n) {

@@ -55,8 +55,9 @@ class RowBlock {
     ptx::cp_async_commit();
     for (int n = 0; n < count; ++n) {
       ptx::cp_async_wait<0>();
-      __syncthreads();
       const int stage = n % 2, first = keys.tile(n) * kTileKv;
+      if (n == 0) round_rows();
+      __syncthreads();
       if (n + 1 < count) load_stage(1 - stage, keys.tile(n + 1) * kTileKv);
       ptx::cp_async_commit();
       if (kAnyTerms || !keys.seen_by_all(first, first + kTileKv)) {
@@ -78,6 +79,11 @@ class RowBlock {
                                      a_.p.dim_qk, a_.vector_q);
     load_queries<T, TileDout, kThreads>(s_dout_, a_.dout, place_, a_.p.group, place_.span,
                                         place_.rows, a_.p.dim_v, a_.vector_dout);
+  }
+
+  __device__ __forceinline__ void round_rows() const {
+    tile::TileLoader<T, TileQ, kThreads>::round(s_q_);
+    tile::TileLoader<T, TileDout, kThreads>::round(s_dout_);
   }
 
   __device__ __forceinline__ void load_stage(int stage, int first) {

@@ -1,7 +1,21 @@
 // The shape of one forward kernel: everything that is fixed when it is compiled.
 #pragma once
 
+#include <type_traits>
+
 namespace fovea::cuda {
+
+// How values are multiplied: on tensor cores 16-bit ones and floats rounded to tf32, and floats by
+// exact multiply-adds.
+enum class Products { kHalf, kTf32, kExact };
+
+// Of the element type of a kernel.
+template <typename T>
+inline constexpr Products kProductsOf = sizeof(T) == 2             ? Products::kHalf
+                                        : std::is_same_v<T, float> ? Products::kExact
+                                                                   : Products::kTf32;
+
+constexpr int element_bytes(Products products) { return products == Products::kHalf ? 2 : 4; }
 
 // What is done to scores besides a scale and a range of visible keys. kComputed: softcap or ALiBi.
 // kBias, kMask: one of them alone. kAny: all of it together, dropout, odd scales.
@@ -12,8 +26,8 @@ enum class Terms { kNone, kComputed, kBias, kMask, kAny };
 enum class Width { kWide, kPairs, kQuads, kCrowded };
 
 // Bytes of a row of a tile in shared memory, as tile::SharedTile lays it out.
-constexpr int shared_row_bytes(int element_bytes, int dim) {
-  return element_bytes == 2 ? 2 * dim : 4 * dim + 16;
+constexpr int shared_row_bytes(Products products, int dim) {
+  return element_bytes(products) * dim + (products == Products::kExact ? 16 : 0);
 }
 
 // What every GPU since Ampere gives a block, less a block's own variables.
@@ -22,7 +36,7 @@ constexpr int kLeastSharedBytes = 99 * 1024 - kOwnSharedBytes;
 
 struct ForwardConfig {
   int dim_qk, dim_v;  // padded
-  int element_bytes;
+  Products products;
   int warps;
   int key_warps;  // warps that hold the same rows, each for its share of the keys
   int m_tiles;    // 16-row tiles of a warp
@@ -36,10 +50,14 @@ struct ForwardConfig {
   static constexpr int kStages = 2;
 
   constexpr int threads() const { return 32 * warps; }
+  // Of a row of Q in registers, 32 bytes each.
+  constexpr int q_pieces() const {
+    return q_in_registers ? dim_qk * element_bytes(products) / 32 : 1;
+  }
   constexpr int tile_q() const { return warps / key_warps * 16 * m_tiles; }
   constexpr int shared_bytes() const {
-    return (tile_q() + kStages * tile_kv) * shared_row_bytes(element_bytes, dim_qk) +
-           kStages * tile_kv * shared_row_bytes(element_bytes, dim_v) + tile_q() * term_row_bytes();
+    return (tile_q() + kStages * tile_kv) * shared_row_bytes(products, dim_qk) +
+           kStages * tile_kv * shared_row_bytes(products, dim_v) + tile_q() * term_row_bytes();
   }
   // What terms keep about a row of the tile: where it begins, or its slope; and of a bias 64 keys.
   constexpr int term_row_bytes() const {
@@ -50,9 +68,9 @@ struct ForwardConfig {
 
 // 32 rows a warp halve what ldmatrix reads of K and V per row; where their sums do not fit the
 // registers, or more warps hide more latency than that saves, 16.
-constexpr ForwardConfig forward_config(int element_bytes, int dim_qk, int dim_v, Terms terms,
+constexpr ForwardConfig forward_config(Products products, int dim_qk, int dim_v, Terms terms,
                                        Width width) {
-  ForwardConfig c{dim_qk, dim_v, element_bytes, 4, 1, 2, 64, 32, 2, false, width, terms};
+  ForwardConfig c{dim_qk, dim_v, products, 4, 1, 2, 64, 32, 2, false, width, terms};
   if (dim_qk <= 64) {
     c.tile_kv = dim_qk <= 32 ? 256 : 128;
     c.q_in_registers = true;
@@ -80,7 +98,13 @@ constexpr ForwardConfig forward_config(int element_bytes, int dim_qk, int dim_v,
     c.tile_kv = small ? 8192 / dim_qk : dim_qk > 64 ? 64 : 128;
     c.blocks = 16 / c.warps;
   }
-  if (element_bytes == 4) {
+  if (products == Products::kTf32) {
+    // Two stages beside 128 rows of Q: at 128 shared memory leaves no room for more keys.
+    c.tile_kv = dim_qk > 64 ? 16 : 64;
+    c.chunk_kv = dim_qk > 64 ? 16 : 32;
+    if (dim_qk > 128) c.warps = 2;
+  }
+  if (products == Products::kExact) {
     c.q_in_registers = false;
     c.m_tiles = 1;
     c.blocks = 1;
@@ -95,7 +119,8 @@ constexpr ForwardConfig forward_config(int element_bytes, int dim_qk, int dim_v,
 template <typename T, int kDimQk, int kDimV, Terms kTerms, Width kWidth = Width::kWide>
 struct ForwardShape {
   using Element = T;
-  static constexpr ForwardConfig kConfig = forward_config(sizeof(T), kDimQk, kDimV, kTerms, kWidth);
+  static constexpr ForwardConfig kConfig =
+      forward_config(kProductsOf<T>, kDimQk, kDimV, kTerms, kWidth);
   static_assert(kConfig.shared_bytes() <= kLeastSharedBytes);
 };
 

@@ -38,6 +38,7 @@ class ForwardBlock {
   using TileQ = tile::SharedTile<T, kTileQ, kC.dim_qk>;
   using TileK = tile::SharedTile<T, kTileKv, kC.dim_qk>;
   using TileV = tile::SharedTile<T, kTileKv, kC.dim_v, kComputed || kMask>;
+  using LoaderQ = tile::TileLoader<T, TileQ, kThreads>;
   using LoaderK = tile::TileLoader<T, TileK, kThreads, kMask>;
   using LoaderV = tile::TileLoader<T, TileV, kThreads, kMask>;
   struct NothingRead {
@@ -72,11 +73,12 @@ class ForwardBlock {
         } else {
           ptx::cp_async_wait<0>();
         }
+        const int stage = n % 2;
+        if (n == 0) LoaderQ::round(s_q_);
         __syncthreads();
         if constexpr (kC.q_in_registers) {
           if (n == 0) tile::rows_of_tile<TileQ>(q_, s_q_, first_row());
         }
-        const int stage = n % 2;
         if constexpr (kRead) {
           next = n + 1 < place_.count ? first_key(place_, n + 1) : -1;
           if (n > 0 && next >= 0) load_stage(place_, 1 - stage, next);
@@ -411,7 +413,7 @@ class ForwardBlock {
   const ForwardArguments& a_;
   SharedForwardPlace& place_;
   const uint32_t s_q_, s_k_, s_v_;
-  uint32_t q_[kM][kC.q_in_registers ? kC.dim_qk / 16 : 1][4];
+  uint32_t q_[kM][kC.q_pieces()][4];
   bool settled_;  // every row has a reference
   Read read_;
   RunningSoftmax<kM> softmax_;

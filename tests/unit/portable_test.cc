@@ -1,0 +1,65 @@
+// Which kernels the portable engine gives a problem: needs no GPU.
+#include <gtest/gtest.h>
+
+#include "backend/cuda/device.h"
+#include "plan/choose.h"
+
+namespace fovea {
+namespace {
+
+class PortableChoice : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (cuda_backends().empty()) GTEST_SKIP() << "built without CUDA";
+    gpu_.device = Device::cuda(0);
+    gpu_.gpu = {"NVIDIA A100", 80, 108, 166912, 40 << 20, int64_t{80} << 30};
+    problem_.batch = 4;
+    problem_.head_q = problem_.head_kv = 16;
+    problem_.q_len = problem_.kv_len = 2048;
+    problem_.dim_qk = problem_.dim_v = 128;
+    problem_.dtype = DType::kF32;
+  }
+
+  // The kernel's name and what explain() says of it.
+  std::pair<std::string, std::string> kernel() const {
+    const auto choice = choose(problem_, gpu_, "portable");
+    if (!choice.ok()) return {"none", std::string(choice.status().message())};
+    const auto bound = choice->backend->bind(problem_, gpu_);
+    return {bound->name(), bound->describe()};
+  }
+
+  DeviceInfo gpu_;
+  AttentionProblem problem_;
+};
+
+TEST_F(PortableChoice, MultipliesFloatsExactlyUnlessTf32IsAllowed) {
+  EXPECT_EQ(kernel().first, "portable/f32/d128");
+  EXPECT_EQ(kernel().second.rfind("exact multiply-adds;", 0), 0u) << kernel().second;
+  problem_.tf32 = Tf32::kAllowed;
+  EXPECT_EQ(kernel().first, "portable/tf32/d128");
+  EXPECT_EQ(kernel().second.rfind("mma.sync, f32 rounded to tf32;", 0), 0u) << kernel().second;
+  problem_.features = Feature::kBias;
+  EXPECT_EQ(kernel().first, "portable/tf32/d128/terms");
+}
+
+TEST_F(PortableChoice, Tf32HoldsEveryHeadDim) {
+  problem_.tf32 = Tf32::kAllowed;
+  const auto name_of = [&](int64_t dim_qk, int64_t dim_v) {
+    problem_.dim_qk = dim_qk;
+    problem_.dim_v = dim_v;
+    return kernel().first;
+  };
+  EXPECT_EQ(name_of(8, 8), "portable/tf32/d64");
+  EXPECT_EQ(name_of(24, 80), "portable/tf32/d128");
+  EXPECT_EQ(name_of(192, 128), "portable/tf32/d256");
+  EXPECT_EQ(name_of(256, 256), "portable/tf32/d256");
+}
+
+TEST_F(PortableChoice, Tf32IsNothingToHalves) {
+  problem_.tf32 = Tf32::kAllowed;
+  problem_.dtype = DType::kBf16;
+  EXPECT_EQ(kernel().first, "portable/bf16/d128");
+}
+
+}  // namespace
+}  // namespace fovea
