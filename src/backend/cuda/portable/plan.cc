@@ -138,7 +138,7 @@ ForwardCut cut_forward(const AttentionProblem& p, const ForwardConfig& c, const 
   // heads that do not stay in the L2 cache, those of one head that run together find its keys
   // there.
   const int64_t keys = p.head_kv * (p.layout == Layout::kPacked ? p.total_kv : p.batch * p.kv_len);
-  const bool cached = 2 * keys * padded_dims(c) * c.element_bytes <= gpu.l2_bytes;
+  const bool cached = 2 * keys * padded_dims(c) * element_bytes(c.products) <= gpu.l2_bytes;
   cut.longest_first =
       p.mask.right >= 0 && (cached || blocks <= kManyWaves * c.blocks * gpu.sm_count);
   const int64_t wanted = kSplitBlocks * gpu.sm_count;

@@ -47,8 +47,8 @@ struct BackwardConfig {
   constexpr int small_shared_bytes() const {
     const int keys = key_tile() * pair_bytes();
     const int rows = kStages * key_tile_q * (pair_bytes() + kRowStats * 4);
-    const int products = kStages * key_warps * key_tile_q * dim_qk * 4;
-    if (dq_of_products) return rows + (products > keys ? products : keys);
+    const int sums = kStages * key_warps * key_tile_q * dim_qk * 4;
+    if (dq_of_products) return rows + (sums > keys ? sums : keys);
     return rows + keys + kStages * score_bytes();
   }
   // For the pass that does all, two stages of gradients of scores; weights too, where warps share.

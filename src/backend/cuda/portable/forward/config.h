@@ -61,7 +61,7 @@ struct ForwardConfig {
   }
   // What terms keep about a row of the tile: where it begins, or its slope; and of a bias 64 keys.
   constexpr int term_row_bytes() const {
-    if (terms == Terms::kBias) return 8 + 64 * element_bytes;
+    if (terms == Terms::kBias) return 8 + 64 * element_bytes(products);
     return terms == Terms::kMask || terms == Terms::kComputed ? 8 : 0;
   }
 };

@@ -73,12 +73,12 @@ class ForwardBlock {
         } else {
           ptx::cp_async_wait<0>();
         }
-        const int stage = n % 2;
         if (n == 0) LoaderQ::round(s_q_);
         __syncthreads();
         if constexpr (kC.q_in_registers) {
           if (n == 0) tile::rows_of_tile<TileQ>(q_, s_q_, first_row());
         }
+        const int stage = n % 2;
         if constexpr (kRead) {
           next = n + 1 < place_.count ? first_key(place_, n + 1) : -1;
           if (n > 0 && next >= 0) load_stage(place_, 1 - stage, next);
