@@ -1,0 +1,116 @@
+// Attention layers: projections, positions, norms and a KV cache around the attention operator,
+// forward and backward, over weights that the caller owns.
+//
+//   fovea::GroupedQueryOptions options;
+//   options.embed_dim = 512, options.num_heads = 8, options.num_kv_heads = 2;
+//   options.causal = true, options.position = fovea::Position::kRope;
+//   auto layer = fovea::make_layer(options, {.batch = 4, .q_len = 128}, fovea::Device::cpu());
+//   if (!layer.ok()) return layer.status();
+//   fovea::LayerForward<fovea::FusedWeights> call;
+//   call.query = x, call.weights = {.qkv = w_qkv, .out = w_out}, call.out = y;
+//   fovea::Status done = layer->forward(call, workspace);
+//
+// docs/layers.md says what each layer computes. layer_plan.h holds the calls and the plan.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "fovea/layer_plan.h"
+
+namespace fovea {
+
+enum class Position { kNone, kRope, kAlibi };
+
+enum class RopeStyle {
+  kHalf,         // channel i turns with channel i + n / 2, of n that turn
+  kInterleaved,  // channel 2 i turns with channel 2 i + 1
+};
+
+struct RopeOptions {
+  double base = 10000;  // pair i turns by position * base^(-2 i / n)
+  RopeStyle style = RopeStyle::kHalf;
+  double fraction = 1;  // of a head's channels, the first ones
+};
+
+enum class QkNorm { kNone, kRms, kLayer };  // of each head's q and k, after their position
+
+// What the classic layers share. Order: project, position, qk_norm, cache, attention, project.
+struct LayerOptions {
+  int64_t embed_dim = 0;
+  int64_t num_heads = 0;
+  int64_t head_dim = 0;       // 0: embed_dim / num_heads
+  DType dtype = DType::kF32;  // of inputs, outputs, weights and gradients: f32, bf16, f16, f64
+  bool causal = false;
+  int64_t sliding_window = 0;  // n > 0: keys up to n - 1 positions away, itself included
+  double dropout = 0;          // of attention weights
+  Position position = Position::kNone;
+  RopeOptions rope;
+  QkNorm qk_norm = QkNorm::kNone;
+  double norm_eps = 1e-6;
+  std::optional<double> softmax_scale;  // 1 / sqrt(head dim) when absent
+  int64_t max_seq_len = 0;              // tokens that a cache has room for
+};
+
+struct MultiHeadOptions : LayerOptions {
+  int64_t kdim = 0;  // width of key; 0: embed_dim
+  int64_t vdim = 0;  // width of value; 0: embed_dim
+  bool bias = true;
+};
+
+struct GroupedQueryOptions : LayerOptions {
+  int64_t num_kv_heads = 0;
+  bool bias = true;
+};
+
+struct SelfAttentionOptions : LayerOptions {  // as many KV heads as query heads
+  bool bias = true;
+};
+
+struct MultiQueryOptions : LayerOptions {  // one KV head
+  bool bias = true;
+};
+
+// Scale and shift of qk_norm, shared by all heads; absent ones are 1 and 0.
+struct QkNormWeights {
+  TensorView q;       // [head_dim]
+  TensorView q_bias;  // [head_dim], QkNorm::kLayer
+  TensorView k;       // [head_dim]
+  TensorView k_bias;  // [head_dim], QkNorm::kLayer
+};
+
+struct MultiHeadWeights {
+  TensorView q;         // [num_heads * head_dim, embed_dim]
+  TensorView k;         // [num_heads * head_dim, kdim]
+  TensorView v;         // [num_heads * head_dim, vdim]
+  TensorView out;       // [embed_dim, num_heads * head_dim]
+  TensorView q_bias;    // [num_heads * head_dim], given with options.bias, as the others are
+  TensorView k_bias;    // [num_heads * head_dim]
+  TensorView v_bias;    // [num_heads * head_dim]
+  TensorView out_bias;  // [embed_dim]
+  QkNormWeights norm;
+};
+
+// Of SelfAttention, GroupedQueryAttention and MultiQueryAttention.
+struct FusedWeights {
+  TensorView qkv;       // [(num_heads + 2 * num_kv_heads) * head_dim, embed_dim]: q, k, v
+  TensorView out;       // [embed_dim, num_heads * head_dim]
+  TensorView qkv_bias;  // [(num_heads + 2 * num_kv_heads) * head_dim], given with options.bias
+  TensorView out_bias;  // [embed_dim], given with options.bias
+  QkNormWeights norm;
+};
+
+Result<LayerPlan<MultiHeadWeights>> make_layer(const MultiHeadOptions& options,
+                                               const LayerShape& shape, Device device,
+                                               const PlanOptions& plan = {});
+Result<LayerPlan<FusedWeights>> make_layer(const GroupedQueryOptions& options,
+                                           const LayerShape& shape, Device device,
+                                           const PlanOptions& plan = {});
+Result<LayerPlan<FusedWeights>> make_layer(const SelfAttentionOptions& options,
+                                           const LayerShape& shape, Device device,
+                                           const PlanOptions& plan = {});
+Result<LayerPlan<FusedWeights>> make_layer(const MultiQueryOptions& options,
+                                           const LayerShape& shape, Device device,
+                                           const PlanOptions& plan = {});
+
+}  // namespace fovea

@@ -1,0 +1,39 @@
+// The layers' kernels of one instruction set: this file is compiled once for each.
+#include "layers/cpu/kernels.h"
+
+#include "layers/cpu/gemm_plain.h"
+#include "layers/cpu/norm.h"
+#include "layers/cpu/rotate.h"
+#include "layers/cpu/rows.h"
+
+namespace fovea::FOVEA_ISA {
+namespace {
+
+template <typename T, typename G>
+constexpr layers::cpu::Kernels kTable = {
+    .shared_scratch = G::kSharedScratch,
+    .worker_scratch = G::kWorkerScratch,
+    .gemm = G::run,
+    .rotate = rotate_rows<T>,
+    .normalise = normalise_rows<T>,
+    .normalise_backward = normalise_rows_backward<T>,
+    .column_sums = add_column_sums<T>,
+    .store_sums = store_sums<T>,
+    .copy = copy_rows<T>,
+    .fill_rotation = fill_rotation<T>,
+};
+
+}  // namespace
+
+const layers::cpu::Kernels* layer_kernels(DType dtype);
+const layers::cpu::Kernels* layer_kernels(DType dtype) {
+  switch (dtype) {
+    case DType::kF64: return &kTable<double, PlainGemm<double>>;
+    case DType::kF32: return &kTable<float, PlainGemm<float>>;
+    case DType::kF16: return &kTable<F16, PlainGemm<F16>>;
+    case DType::kBf16: return &kTable<Bf16, PlainGemm<Bf16>>;
+    default: return nullptr;
+  }
+}
+
+}  // namespace fovea::FOVEA_ISA
