@@ -100,6 +100,72 @@ struct FusedWeights {
   QkNormWeights norm;
 };
 
+// CCGQA: attention in a compressed space, q and k mixed along the sequence by short convolutions.
+enum class CcgqaConv {
+  kHeadsThenAll,       // each head's channels among themselves, then all of q's, all of k's
+  kChannelsThenHeads,  // each channel by itself, then each head's channels among themselves
+};
+enum class CcgqaCoupling {
+  kAllHeads,  // q gets half the mean of k's heads, k half the mean of q's
+  kGroup,     // both get the mean of a query head and its KV head
+};
+enum class KeyTemperature {
+  kShared,      // keys are scaled by one temperature
+  kPerHead,     // by one of each KV head
+  kPerHeadExp,  // by the exponential of one of each KV head
+};
+
+struct CcgqaOptions {
+  int64_t embed_dim = 0;
+  int64_t num_heads = 0;
+  int64_t num_kv_heads = 0;
+  int64_t head_dim = 0;
+  DType dtype = DType::kF32;
+
+  bool convs = true;
+  CcgqaConv conv = CcgqaConv::kHeadsThenAll;
+  int64_t conv_taps[2] = {3, 3};  // of the first and the second convolution
+  bool conv_bias = false;
+  bool qk_mean = true;
+  CcgqaCoupling coupling = CcgqaCoupling::kAllHeads;
+  bool qk_norm = true;
+  bool sqrt_dim_norm = false;  // normalised heads are sqrt(head_dim) long, not 1
+  KeyTemperature temperature = KeyTemperature::kShared;
+  bool rope = true;
+  RopeOptions rotary;
+  bool value_shift = true;  // half of a token's values are those of the token before
+
+  bool causal = true;
+  int64_t sliding_window = 0;           // as in LayerOptions
+  std::optional<double> softmax_scale;  // 1 / sqrt(head_dim) when absent, also with qk_norm
+  double output_scale = 1;
+  int64_t max_seq_len = 0;
+
+  // The two published definitions. hydra: heads of embed_dim / compression / num_heads channels.
+  static CcgqaOptions hydra(int64_t embed_dim, int64_t num_heads, int64_t num_kv_heads,
+                            int64_t compression = 4);
+  static CcgqaOptions zaya(int64_t embed_dim, int64_t num_heads, int64_t num_kv_heads,
+                           int64_t head_dim);
+};
+
+// L = num_heads * head_dim, KV = num_kv_heads * head_dim.
+struct CcgqaWeights {
+  TensorView qkv;  // [L + 2 KV, embed_dim]: q, k, values of this token, values of the one before
+  TensorView out;  // [embed_dim, L]
+  // CcgqaConv::kHeadsThenAll
+  TensorView q_conv1;  // [L, head_dim, taps]; the last tap is the current token
+  TensorView q_conv2;  // [L, L, taps]
+  TensorView k_conv1;  // [KV, head_dim, taps]
+  TensorView k_conv2;  // [KV, KV, taps]
+  // CcgqaConv::kChannelsThenHeads
+  TensorView channel_conv;       // [L + KV, 1, taps]
+  TensorView head_conv;          // [L + KV, head_dim, taps]
+  TensorView channel_conv_bias;  // [L + KV], with conv_bias
+  TensorView head_conv_bias;     // [L + KV], with conv_bias
+
+  TensorView temperature;  // [1], per head: [num_kv_heads]; with qk_norm
+};
+
 Result<LayerPlan<MultiHeadWeights>> make_layer(const MultiHeadOptions& options,
                                                const LayerShape& shape, Device device,
                                                const PlanOptions& plan = {});
@@ -112,5 +178,8 @@ Result<LayerPlan<FusedWeights>> make_layer(const SelfAttentionOptions& options,
 Result<LayerPlan<FusedWeights>> make_layer(const MultiQueryOptions& options,
                                            const LayerShape& shape, Device device,
                                            const PlanOptions& plan = {});
+
+Result<LayerPlan<CcgqaWeights>> make_layer(const CcgqaOptions& options, const LayerShape& shape,
+                                           Device device, const PlanOptions& plan = {});
 
 }  // namespace fovea

@@ -46,6 +46,18 @@ void CallCheck::weight(Weights kind, const char* name, const TensorView& t, Dims
   optional_output(name, t, dims);
 }
 
+void CallCheck::dense_weight(Weights kind, const char* name, const TensorView& t, Dims dims) {
+  weight(kind, name, t, dims);
+  if (!ok() || !t.given()) return;
+  const TensorView dense =
+      TensorView::contiguous(t.data, t.dtype, {t.sizes[0], t.sizes[1], t.sizes[2]});
+  for (size_t i = 0; i < 3; ++i) {
+    if (t.sizes[i] <= 1 || t.strides[i] == dense.strides[i]) continue;
+    note(refuse(call_, std::string(full(name).text.data()) + ".strides[" + std::to_string(i) + "]",
+                show(t.strides[i]), must("be " + show(dense.strides[i]) + ": contiguous")));
+  }
+}
+
 void CallCheck::absent(const char* name, const TensorView& t, std::string_view why) {
   if (ok() && t.given()) note(refuse(call_, full(name).text.data(), "given", but(why)));
 }

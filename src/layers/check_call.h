@@ -50,6 +50,8 @@ class CallCheck {
   // must not be given.
   enum class Weights { kRead, kGradients };
   void weight(Weights kind, const char* name, const TensorView& t, Dims dims);
+  // Of rank 3, and contiguous.
+  void dense_weight(Weights kind, const char* name, const TensorView& t, Dims dims);
   void bias(Weights kind, bool wanted, const char* name, const TensorView& t, Dim dim) {
     if (wanted) return weight(kind, name, t, {dim});
     absent(name, t, "options.bias is false");

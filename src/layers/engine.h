@@ -10,6 +10,8 @@
 
 #include "backend/backend.h"
 #include "fovea/layers.h"
+#include "layers/ccgqa_prologue.h"
+#include "layers/row_positions.h"
 
 namespace fovea::layers {
 
@@ -27,10 +29,11 @@ struct Run {
 enum class Write { kSet, kAdd };
 enum class Direction { kForward, kBackward };  // of a rotation: by the angle, or by its negative
 
-// Where the rows of a tensor stand: at ids [batch|1, rows] i32, or counted on from `first`.
-struct RowPositions {
-  TensorView ids;
-  int64_t first = 0;
+// A weight [out, in] with what goes with it: y = scale * x weight^T + bias.
+struct Projection {
+  TensorView weight;
+  TensorView bias{};  // [out], or not given
+  double scale = 1;
 };
 
 // A norm over the last dimension, with scale and shift where they are given.
@@ -46,15 +49,16 @@ class LayerEngine {
   virtual ~LayerEngine() = default;
   virtual size_t scratch_bytes() const = 0;
 
-  // y = x weight^T + bias. x [batch, rows, in], weight [out, in], y [batch, rows, out].
-  virtual void linear(Run& run, const TensorView& x, const TensorView& weight,
-                      const TensorView& bias, const TensorView& y) const = 0;
-  // dx (+)= dy weight.
-  virtual void linear_dx(Run& run, const TensorView& dy, const TensorView& weight,
-                         const TensorView& dx, Write write) const = 0;
-  // dweight = dy^T x, dbias = the sum of dy's rows; either may be absent.
+  // y = scale * x weight^T + bias. x [batch, rows, in], y [batch, rows, out].
+  virtual void linear(Run& run, const TensorView& x, const Projection& p,
+                      const TensorView& y) const = 0;
+  // dx (+)= scale * dy weight.
+  virtual void linear_dx(Run& run, const TensorView& dy, const Projection& p, const TensorView& dx,
+                         Write write) const = 0;
+  // dp.weight = scale * dy^T x, dp.bias = the sum of dy's rows; either may be absent.
   virtual void linear_dw(Run& run, const TensorView& dy, const TensorView& x,
-                         const TensorView& dweight, const TensorView& dbias) const = 0;
+                         const Projection& dp) const = 0;
+
   // Turns the first channels of every head, in place, by the RoPE the engine was made for.
   virtual void rotate(Run& run, const TensorView& x, const RowPositions& positions,
                       Direction direction) const = 0;
@@ -66,6 +70,10 @@ class LayerEngine {
   virtual void normalise_backward(Run& run, const TensorView& dy, const TensorView& x,
                                   const Norm& norm, const TensorView& dx, const TensorView& dweight,
                                   const TensorView& dbias) const = 0;
+
+  // Everything between CCGQA's projection and its attention.
+  virtual void prologue(Run& run, const Prologue& p) const = 0;
+  virtual void prologue_backward(Run& run, const Prologue& p, const PrologueGradients& g) const = 0;
 
   virtual void copy(Run& run, const TensorView& from, const TensorView& to) const = 0;
   virtual void add(Run& run, const TensorView& from, const TensorView& to) const = 0;
@@ -80,7 +88,8 @@ struct EngineNeeds {
   RopeOptions rope;
   int64_t turning = 0;    // channels of a head that RoPE turns
   int64_t positions = 0;  // that its table should hold; others are computed when they come
-  int64_t sums = 0;       // the most columns whose sums over rows a step is asked for
+  int64_t head_dim = 0;
+  int64_t sums = 0;  // the most columns whose sums over rows a step is asked for
 };
 
 Result<std::unique_ptr<const LayerEngine>> make_engine(const DeviceInfo& device, DType dtype,

@@ -68,12 +68,12 @@ class MultiHeadLayer final : public LayerPlan<MultiHeadWeights>::Impl {
   void forward(Run& run, const Memory& at,
                const LayerForward<MultiHeadWeights>& call) const override {
     const MultiHeadWeights& w = call.weights;
-    engine->linear(run, call.query, w.q, w.q_bias, at.at(q_));
-    engine->linear(run, key_of(call), w.k, w.k_bias, at.at(k_));
-    engine->linear(run, value_of(call), w.v, w.v_bias, at.at(v_));
+    engine->linear(run, call.query, {w.q, w.q_bias}, at.at(q_));
+    engine->linear(run, key_of(call), {w.k, w.k_bias}, at.at(k_));
+    engine->linear(run, value_of(call), {w.v, w.v_bias}, at.at(v_));
     const TensorView heads =
         heads_.forward(run, *this, at, call, w.norm, in_heads(at, q_, k_, v_), call.cache);
-    engine->linear(run, heads, w.out, w.out_bias, call.out);
+    engine->linear(run, heads, {w.out, w.out_bias}, call.out);
   }
 
   void backward(Run& run, const Memory& at,
@@ -81,22 +81,22 @@ class MultiHeadLayer final : public LayerPlan<MultiHeadWeights>::Impl {
     const MultiHeadWeights& w = call.weights;
     const MultiHeadWeights& dw = call.dweights;
     const TensorView dheads = at.at(dheads_);
-    engine->linear_dw(run, call.dout, heads_.output(at), dw.out, dw.out_bias);
-    engine->linear_dx(run, call.dout, w.out, dheads, Write::kSet);
+    engine->linear_dw(run, call.dout, heads_.output(at), {dw.out, dw.out_bias});
+    engine->linear_dx(run, call.dout, {w.out}, dheads, Write::kSet);
     heads_.backward(run, *this, at, call, w.norm, dw.norm, in_heads(at, q_, k_, v_), dheads,
                     in_heads(at, dq_, dk_, dv_));
-    engine->linear_dw(run, at.at(dq_), call.query, dw.q, dw.q_bias);
-    engine->linear_dw(run, at.at(dk_), key_of(call), dw.k, dw.k_bias);
-    engine->linear_dw(run, at.at(dv_), value_of(call), dw.v, dw.v_bias);
+    engine->linear_dw(run, at.at(dq_), call.query, {dw.q, dw.q_bias});
+    engine->linear_dw(run, at.at(dk_), key_of(call), {dw.k, dw.k_bias});
+    engine->linear_dw(run, at.at(dv_), value_of(call), {dw.v, dw.v_bias});
     // A tensor that was not given shares the gradient of the one that stood in for it.
     const TensorView& dkey = call.key.given() ? call.dkey : call.dquery;
     const TensorView& dvalue = call.value.given() ? call.dvalue : dkey;
-    if (call.dquery.given()) engine->linear_dx(run, at.at(dq_), w.q, call.dquery, Write::kSet);
+    if (call.dquery.given()) engine->linear_dx(run, at.at(dq_), {w.q}, call.dquery, Write::kSet);
     if (dkey.given()) {
-      engine->linear_dx(run, at.at(dk_), w.k, dkey, call.key.given() ? Write::kSet : Write::kAdd);
+      engine->linear_dx(run, at.at(dk_), {w.k}, dkey, call.key.given() ? Write::kSet : Write::kAdd);
     }
     if (dvalue.given()) {
-      engine->linear_dx(run, at.at(dv_), w.v, dvalue,
+      engine->linear_dx(run, at.at(dv_), {w.v}, dvalue,
                         call.value.given() ? Write::kSet : Write::kAdd);
     }
   }

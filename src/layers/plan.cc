@@ -131,5 +131,6 @@ Status LayerPlan<Weights>::backward(const LayerBackward<Weights>& call, Workspac
 
 template class LayerPlan<MultiHeadWeights>;
 template class LayerPlan<FusedWeights>;
+template class LayerPlan<CcgqaWeights>;
 
 }  // namespace fovea

@@ -39,9 +39,7 @@ class FusedLayer final : public LayerPlan<FusedWeights>::Impl {
   Status check_backward(const LayerBackward<FusedWeights>& call, CallCheck& check) const override {
     check_inputs(call, call.weights, check);
     check.input("dout", call.dout, row_dims());
-    check.optional_output("dquery", call.dquery, row_dims());
-    check.absent("dkey", call.dkey, "this layer attends to query itself: all is in dquery");
-    check.absent("dvalue", call.dvalue, "this layer attends to query itself: all is in dquery");
+    check_self_gradients(check, call.dquery, call.dkey, call.dvalue, row_dims());
     check.prefix("dweights.");
     check_weights(call.dweights, CallCheck::Weights::kGradients, check);
     check.prefix("");
@@ -50,22 +48,23 @@ class FusedLayer final : public LayerPlan<FusedWeights>::Impl {
 
   void forward(Run& run, const Memory& at, const LayerForward<FusedWeights>& call) const override {
     const TensorView qkv = at.at(qkv_);
-    engine->linear(run, call.query, call.weights.qkv, call.weights.qkv_bias, qkv);
+    engine->linear(run, call.query, {call.weights.qkv, call.weights.qkv_bias}, qkv);
     const TensorView heads =
         heads_.forward(run, *this, at, call, call.weights.norm, split(qkv), call.cache);
-    engine->linear(run, heads, call.weights.out, call.weights.out_bias, call.out);
+    engine->linear(run, heads, {call.weights.out, call.weights.out_bias}, call.out);
   }
 
   void backward(Run& run, const Memory& at,
                 const LayerBackward<FusedWeights>& call) const override {
     const TensorView dheads = at.at(dheads_), dqkv = at.at(dqkv_);
-    engine->linear_dw(run, call.dout, heads_.output(at), call.dweights.out, call.dweights.out_bias);
-    engine->linear_dx(run, call.dout, call.weights.out, dheads, Write::kSet);
+    engine->linear_dw(run, call.dout, heads_.output(at),
+                      {call.dweights.out, call.dweights.out_bias});
+    engine->linear_dx(run, call.dout, {call.weights.out}, dheads, Write::kSet);
     heads_.backward(run, *this, at, call, call.weights.norm, call.dweights.norm, split(at.at(qkv_)),
                     dheads, split(dqkv));
-    engine->linear_dw(run, dqkv, call.query, call.dweights.qkv, call.dweights.qkv_bias);
+    engine->linear_dw(run, dqkv, call.query, {call.dweights.qkv, call.dweights.qkv_bias});
     if (call.dquery.given()) {
-      engine->linear_dx(run, dqkv, call.weights.qkv, call.dquery, Write::kSet);
+      engine->linear_dx(run, dqkv, {call.weights.qkv}, call.dquery, Write::kSet);
     }
   }
 

@@ -24,4 +24,12 @@ void check_self_inputs(CallCheck& check, const LayerInputs& in, const RowDims& d
   }
 }
 
+void check_self_gradients(CallCheck& check, const TensorView& dquery, const TensorView& dkey,
+                          const TensorView& dvalue, const RowDims& dims) {
+  constexpr const char* kWhy = "this layer attends to query itself: all is in dquery";
+  check.optional_output("dquery", dquery, dims);
+  check.absent("dkey", dkey, kWhy);
+  check.absent("dvalue", dvalue, kWhy);
+}
+
 }  // namespace fovea::layers

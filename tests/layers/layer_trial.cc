@@ -104,6 +104,20 @@ void visit(FusedWeights& w, const Visitor& visitor) {
   visit(w.norm, visitor);
 }
 
+void visit(CcgqaWeights& w, const Visitor& visitor) {
+  visitor("qkv", w.qkv);
+  visitor("out", w.out);
+  visitor("q_conv1", w.q_conv1);
+  visitor("q_conv2", w.q_conv2);
+  visitor("k_conv1", w.k_conv1);
+  visitor("k_conv2", w.k_conv2);
+  visitor("channel_conv", w.channel_conv);
+  visitor("head_conv", w.head_conv);
+  visitor("channel_conv_bias", w.channel_conv_bias);
+  visitor("head_conv_bias", w.head_conv_bias);
+  visitor("temperature", w.temperature);
+}
+
 double sum(const TensorView& t) {
   double total = 0;
   for (int64_t i = 0; i < t.elements(); ++i) total += element(t, i);

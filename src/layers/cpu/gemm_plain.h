@@ -30,7 +30,7 @@ struct PlainGemm {
     T* const c = static_cast<T*>(g.c) + b * g.c_batch + m * g.c_row;
     for (int64_t n = 0; n < g.cols; ++n) {
       const T* const w = static_cast<const T*>(g.b.data) + n * g.b.col;
-      R sum = g.bias == nullptr ? R{0} : value_of(static_cast<const T*>(g.bias)[n]);
+      R sum = 0;
       for (int64_t t = 0; t < g.blocks; ++t) {
         const T* const left = a + t * g.a.block;
         const T* const right = w + t * g.b.block;
@@ -38,7 +38,10 @@ struct PlainGemm {
           sum += value_of(left[k * g.a.depth]) * value_of(right[k * g.b.depth]);
         }
       }
-      put(c + n, g.add ? value_of(c[n]) + sum : sum);
+      sum *= static_cast<R>(g.scale);
+      if (g.bias != nullptr) sum += value_of(static_cast<const T*>(g.bias)[n]);
+      T* const to = c + n * g.c_col;
+      put(to, g.add ? value_of(*to) + sum : sum);
     }
   }
 };

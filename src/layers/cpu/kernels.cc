@@ -1,6 +1,8 @@
 // The layers' kernels of one instruction set: this file is compiled once for each.
 #include "layers/cpu/kernels.h"
 
+#include "layers/cpu/couple.h"
+#include "layers/cpu/depthwise.h"
 #include "layers/cpu/gemm_plain.h"
 #include "layers/cpu/norm.h"
 #include "layers/cpu/rotate.h"
@@ -17,9 +19,13 @@ constexpr layers::cpu::Kernels kTable = {
     .rotate = rotate_rows<T>,
     .normalise = normalise_rows<T>,
     .normalise_backward = normalise_rows_backward<T>,
-    .column_sums = add_column_sums<T>,
+    .column_sums = column_sums<T>,
     .store_sums = store_sums<T>,
     .copy = copy_rows<T>,
+    .depthwise = depthwise_rows<T>,
+    .depthwise_sums = depthwise_sums<T>,
+    .couple = Couple<T>::forward,
+    .couple_backward = Couple<T>::backward,
     .fill_rotation = fill_rotation<T>,
 };
 

@@ -59,6 +59,32 @@ struct CopyRows {
   bool add = false;
 };
 
+struct DepthwiseRows {
+  HeadRows x, y;  // one head of `dim` channels; a row of y reads x from its own row on
+  int64_t taps = 1;
+  int64_t step = 0;              // elements from one tap's row of x to the next
+  const void* weight = nullptr;  // [dim, taps]
+  const void* bias = nullptr;    // [dim]
+  bool add = false;
+};
+
+enum class Coupling { kNone, kAllHeads, kGroup };
+enum class Temperature { kShared, kPerHead, kPerHeadExp };
+
+// Rows of heads + heads_kv heads of q and k side by side.
+struct CoupleRows {
+  int64_t heads = 0, heads_kv = 0, dim = 0;
+  Coupling coupling = Coupling::kNone;
+  bool convolve = true;  // backward: `before` has another way to the result than the coupling
+  bool norm = true;
+  double length = 1;
+  Temperature kind = Temperature::kShared;
+  const void* temperature = nullptr;
+  Rotation rotation;
+  HeadRows before, convolved, mixed, qk;
+  HeadRows dqk, dmixed, dbefore;  // backward
+};
+
 struct Kernels {
   size_t shared_scratch = 0;  // bytes that products take, besides those of each worker
   size_t worker_scratch = 0;
@@ -68,12 +94,17 @@ struct Kernels {
 
   void (*rotate)(const RotateRows&, int64_t begin, int64_t end, std::byte* worker) = nullptr;
   void (*normalise)(const NormRows&, int64_t begin, int64_t end) = nullptr;
-  // sums: [2, dim] of dweight and dbias over these rows, written; null: not wanted.
+  // sums: [2, dim] of dweight and dbias over these rows.
   void (*normalise_backward)(const NormRows&, int64_t begin, int64_t end, double* sums) = nullptr;
-  // Adds columns' sums of x [rows, heads = 1, dim] to sums [dim].
+  // sums [dim] of the columns of one head.
   void (*column_sums)(const HeadRows&, int64_t begin, int64_t end, double* sums) = nullptr;
-  void (*store_sums)(const double* sums, int64_t count, void* to, int64_t stride) = nullptr;
+  void (*store_sums)(const double* sums, int64_t count, void* to) = nullptr;
   void (*copy)(const CopyRows&, int64_t begin, int64_t end) = nullptr;
+  void (*depthwise)(const DepthwiseRows&, int64_t begin, int64_t end) = nullptr;
+  void (*depthwise_sums)(const DepthwiseRows&, int64_t begin, int64_t end, double* sums) = nullptr;
+  void (*couple)(const CoupleRows&, int64_t begin, int64_t end, std::byte* worker) = nullptr;
+  void (*couple_backward)(const CoupleRows&, int64_t begin, int64_t end, std::byte* worker,
+                          double* sums) = nullptr;
   void (*fill_rotation)(const Rotation&, void* table) = nullptr;  // all of its positions
 };
 

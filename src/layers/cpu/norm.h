@@ -64,7 +64,7 @@ void normalise_rows_backward(const NormRows& a, int64_t begin, int64_t end, doub
   using R = Real<T>;
   const int64_t dim = a.x.dim;
   const R count = static_cast<R>(dim);
-  for (int64_t i = 0; sums != nullptr && i < 2 * dim; ++i) sums[i] = 0;
+  for (int64_t i = 0; i < 2 * dim; ++i) sums[i] = 0;
   for (int64_t row = begin; row < end; ++row) {
     for (int64_t h = 0; h < a.x.heads; ++h) {
       const T* const x = static_cast<const T*>(a.x.data) + a.x.at(row) + h * a.x.head_stride;
@@ -83,10 +83,8 @@ void normalise_rows_backward(const NormRows& a, int64_t begin, int64_t end, doub
       for (int64_t i = 0; i < dim; ++i) {
         const R given = value_of(dy[i]);
         const R xhat = (value_of(x[i]) - stats.mean) * stats.inverse;
-        if (sums != nullptr) {
-          sums[i] += static_cast<double>(given * xhat);
-          sums[dim + i] += static_cast<double>(given);
-        }
+        sums[i] += static_cast<double>(given * xhat);
+        sums[dim + i] += static_cast<double>(given);
         put(dx + i, stats.inverse * (given * weight_at<T>(a.weight, i) - mean - xhat * along));
       }
     }

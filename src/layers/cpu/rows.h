@@ -23,7 +23,8 @@ void copy_rows(const layers::cpu::CopyRows& a, int64_t begin, int64_t end) {
 }
 
 template <typename T>
-void add_column_sums(const layers::cpu::HeadRows& x, int64_t begin, int64_t end, double* sums) {
+void column_sums(const layers::cpu::HeadRows& x, int64_t begin, int64_t end, double* sums) {
+  for (int64_t i = 0; i < x.dim; ++i) sums[i] = 0;
   for (int64_t row = begin; row < end; ++row) {
     const T* const from = static_cast<const T*>(x.data) + x.at(row);
     for (int64_t i = 0; i < x.dim; ++i) sums[i] += static_cast<double>(value_of(from[i]));
@@ -31,9 +32,9 @@ void add_column_sums(const layers::cpu::HeadRows& x, int64_t begin, int64_t end,
 }
 
 template <typename T>
-void store_sums(const double* sums, int64_t count, void* to, int64_t stride) {
+void store_sums(const double* sums, int64_t count, void* to) {
   for (int64_t i = 0; i < count; ++i) {
-    put(static_cast<T*>(to) + i * stride, static_cast<Real<T>>(sums[i]));
+    put(static_cast<T*>(to) + i, static_cast<Real<T>>(sums[i]));
   }
 }
 
