@@ -100,6 +100,42 @@ struct FusedWeights {
   QkNormWeights norm;
 };
 
+// Attention over keys and values that are made from a latent; the cache holds the latent alone.
+enum class LatentForm {
+  kSimple,    // q, k, v from latents; position and qk_norm on whole heads
+  kDeepSeek,  // latents normalised; RoPE on channels of their own, which keys share
+};
+enum class LatentDecode {
+  kAuto,      // whichever takes less work at the plan's q_len
+  kExpanded,  // keys and values of all cached tokens are made in each call
+  kAbsorbed,  // scores and sums on the latents themselves; not with rope or qk_norm on whole heads
+};
+
+struct LatentOptions : LayerOptions {
+  LatentForm form = LatentForm::kSimple;
+  int64_t q_latent = 0;   // 0: max(16, embed_dim / 8)
+  int64_t kv_latent = 0;  // 0: max(16, embed_dim / 8)
+  // kDeepSeek, in place of head_dim: position is kRope, and qk_norm kNone.
+  int64_t nope_dim = 128;  // channels of a head that do not turn
+  int64_t rope_dim = 64;   // channels of a head that turn
+  int64_t v_dim = 128;
+  LatentDecode decode = LatentDecode::kAuto;
+};
+
+// A head's q and k have n = nope_dim + rope_dim channels, its v v_dim; in the simple form head_dim
+// of each, and no rope_dim.
+struct LatentWeights {
+  TensorView q_down;   // [q_latent, embed_dim]
+  TensorView q_up;     // [num_heads * n, q_latent]
+  TensorView kv_down;  // [kv_latent + rope_dim, embed_dim]: the latent, then the keys' turning part
+  TensorView k_up;     // [num_heads * nope_dim, kv_latent]
+  TensorView v_up;     // [num_heads * v_dim, kv_latent]
+  TensorView out;      // [embed_dim, num_heads * v_dim]
+  TensorView q_latent_norm;   // [q_latent], kDeepSeek; absent: 1
+  TensorView kv_latent_norm;  // [kv_latent], kDeepSeek; absent: 1
+  QkNormWeights norm;         // kSimple
+};
+
 // CCGQA: attention in a compressed space, q and k mixed along the sequence by short convolutions.
 enum class CcgqaConv {
   kHeadsThenAll,       // each head's channels among themselves, then all of q's, all of k's
@@ -179,6 +215,8 @@ Result<LayerPlan<FusedWeights>> make_layer(const MultiQueryOptions& options,
                                            const LayerShape& shape, Device device,
                                            const PlanOptions& plan = {});
 
+Result<LayerPlan<LatentWeights>> make_layer(const LatentOptions& options, const LayerShape& shape,
+                                            Device device, const PlanOptions& plan = {});
 Result<LayerPlan<CcgqaWeights>> make_layer(const CcgqaOptions& options, const LayerShape& shape,
                                            Device device, const PlanOptions& plan = {});
 

@@ -58,6 +58,24 @@ void CallCheck::dense_weight(Weights kind, const char* name, const TensorView& t
   }
 }
 
+void CallCheck::qk_norm(Weights kind, QkNorm norm, int64_t head_dim, const QkNormWeights& w) {
+  struct One {
+    const char* name;
+    const TensorView& view;
+    bool shift;
+  };
+  for (const One& one : {One{"norm.q", w.q, false}, One{"norm.k", w.k, false},
+                         One{"norm.q_bias", w.q_bias, true}, One{"norm.k_bias", w.k_bias, true}}) {
+    if (norm == QkNorm::kNone) {
+      absent(one.name, one.view, "qk_norm is kNone");
+    } else if (one.shift && norm == QkNorm::kRms) {
+      absent(one.name, one.view, "qk_norm is kRms, which has no bias");
+    } else if (one.view.given()) {
+      weight(kind, one.name, one.view, {{"head_dim", head_dim}});
+    }
+  }
+}
+
 void CallCheck::absent(const char* name, const TensorView& t, std::string_view why) {
   if (ok() && t.given()) note(refuse(call_, full(name).text.data(), "given", but(why)));
 }

@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "api/check_tensor.h"
-#include "fovea/layer_plan.h"
+#include "fovea/layers.h"
 
 namespace fovea::layers {
 
@@ -56,6 +56,8 @@ class CallCheck {
     if (wanted) return weight(kind, name, t, {dim});
     absent(name, t, "options.bias is false");
   }
+  // Scales and shifts of a norm may be left out.
+  void qk_norm(Weights kind, QkNorm norm, int64_t head_dim, const QkNormWeights& w);
   void absent(const char* name, const TensorView& t, std::string_view why);
 
   void mask(const TensorView& t, bool wanted, const LayerShape& shape, int64_t heads, int64_t keys);

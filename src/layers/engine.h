@@ -59,6 +59,20 @@ class LayerEngine {
   virtual void linear_dw(Run& run, const TensorView& dy, const TensorView& x,
                          const Projection& dp) const = 0;
 
+  // The same by heads: head h is multiplied with the h-th of the equal blocks W_h [n, m] of rows of
+  // the weight. y_h = x_h W_h^T, or y_h = x_h W_h. x is [batch, rows, heads, m or n], or a
+  // [batch, rows, m or n] that all heads share.
+  enum class Block { kTransposed, kAsIs };
+  virtual void head_linear(Run& run, const TensorView& x, const TensorView& weight, Block block,
+                           const TensorView& y) const = 0;
+  // Of y_h = x W_h^T with a shared x: dx (+)= the sum of dy_h W_h, and dW_h = dy_h^T x.
+  virtual void head_linear_dx(Run& run, const TensorView& dy, const TensorView& weight,
+                              const TensorView& dx, Write write) const = 0;
+  virtual void head_linear_dw(Run& run, const TensorView& dy, const TensorView& x,
+                              const TensorView& dweight) const = 0;
+  // [batch, rows, heads, dim] summed over heads into [batch, rows, dim].
+  virtual void sum_heads(Run& run, const TensorView& x, const TensorView& y) const = 0;
+
   // Turns the first channels of every head, in place, by the RoPE the engine was made for.
   virtual void rotate(Run& run, const TensorView& x, const RowPositions& positions,
                       Direction direction) const = 0;

@@ -54,26 +54,6 @@ LayerCache Heads::cache_views(const LayerParts& parts) const {
   return cache;
 }
 
-void Heads::check_norm(CallCheck& check, CallCheck::Weights kind, const QkNormWeights& norm) const {
-  const Dim dim{"head_dim", sizes_.dim};
-  struct One {
-    const char* name;
-    const TensorView& view;
-    bool shift;
-  };
-  for (const One& one :
-       {One{"norm.q", norm.q, false}, One{"norm.k", norm.k, false},
-        One{"norm.q_bias", norm.q_bias, true}, One{"norm.k_bias", norm.k_bias, true}}) {
-    if (qk_norm_ == QkNorm::kNone) {
-      check.absent(one.name, one.view, "qk_norm is kNone");
-    } else if (one.shift && qk_norm_ == QkNorm::kRms) {
-      check.absent(one.name, one.view, "qk_norm is kRms, which has no bias");
-    } else if (one.view.given()) {  // an absent scale is 1, an absent shift 0
-      check.weight(kind, one.name, one.view, {dim});
-    }
-  }
-}
-
 void Heads::check_inputs(CallCheck& check, const LayerParts& parts, const LayerInputs& in) const {
   const LayerShape& shape = parts.shape;
   check.mask(in.mask, shape.masked, shape, sizes_.heads,

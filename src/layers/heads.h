@@ -23,7 +23,9 @@ class Heads {
   static EngineNeeds needs(const LayerOptions& options, const LayerShape& shape, int64_t head_dim,
                            int64_t sums);
   LayerCache cache_views(const LayerParts& parts) const;
-  void check_norm(CallCheck& check, CallCheck::Weights kind, const QkNormWeights& norm) const;
+  void check_norm(CallCheck& check, CallCheck::Weights kind, const QkNormWeights& norm) const {
+    check.qk_norm(kind, qk_norm_, sizes_.dim, norm);
+  }
   void check_inputs(CallCheck& check, const LayerParts& parts, const LayerInputs& in) const;
 
   // Turns q and k where they lie. Gives the heads' outputs, [batch, q_len, heads * dim].

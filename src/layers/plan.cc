@@ -131,6 +131,7 @@ Status LayerPlan<Weights>::backward(const LayerBackward<Weights>& call, Workspac
 
 template class LayerPlan<MultiHeadWeights>;
 template class LayerPlan<FusedWeights>;
+template class LayerPlan<LatentWeights>;
 template class LayerPlan<CcgqaWeights>;
 
 }  // namespace fovea

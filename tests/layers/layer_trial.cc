@@ -104,6 +104,18 @@ void visit(FusedWeights& w, const Visitor& visitor) {
   visit(w.norm, visitor);
 }
 
+void visit(LatentWeights& w, const Visitor& visitor) {
+  visitor("q_down", w.q_down);
+  visitor("q_up", w.q_up);
+  visitor("kv_down", w.kv_down);
+  visitor("k_up", w.k_up);
+  visitor("v_up", w.v_up);
+  visitor("out", w.out);
+  visitor("q_latent_norm", w.q_latent_norm);
+  visitor("kv_latent_norm", w.kv_latent_norm);
+  visit(w.norm, visitor);
+}
+
 void visit(CcgqaWeights& w, const Visitor& visitor) {
   visitor("qkv", w.qkv);
   visitor("out", w.out);

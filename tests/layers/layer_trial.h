@@ -50,6 +50,7 @@ struct Scratch {
 using Visitor = std::function<void(const char* name, TensorView&)>;
 void visit(MultiHeadWeights& w, const Visitor& visitor);
 void visit(FusedWeights& w, const Visitor& visitor);
+void visit(LatentWeights& w, const Visitor& visitor);
 void visit(CcgqaWeights& w, const Visitor& visitor);
 
 double sum(const TensorView& t);

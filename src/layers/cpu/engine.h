@@ -15,6 +15,23 @@ namespace fovea::layers::cpu {
 HeadRows head_rows(const TensorView& t);
 inline int64_t row_count(const TensorView& t) { return t.sizes[0] * t.sizes[1]; }
 
+// The address of an element counted from the first.
+inline std::byte* element_at(const TensorView& t, int64_t index) {
+  return static_cast<std::byte*>(t.data) + index * dtype_bytes(t.dtype);
+}
+
+// `count` products, made by make(n) in turns so that the list needs no memory of its own.
+template <typename Make, typename Use>
+void in_turns(int64_t count, const Make& make, const Use& use) {
+  constexpr int64_t kAtOnce = 16;
+  Gemm gemms[kAtOnce];
+  for (int64_t begin = 0; begin < count; begin += kAtOnce) {
+    const int64_t turn = std::min(kAtOnce, count - begin);
+    for (int64_t i = 0; i < turn; ++i) gemms[i] = make(begin + i);
+    use(gemms, turn);
+  }
+}
+
 class CpuEngine final : public LayerEngine {
  public:
   CpuEngine(const Kernels& kernels, DType dtype, int threads, const EngineNeeds& needs);
@@ -26,6 +43,13 @@ class CpuEngine final : public LayerEngine {
                  Write write) const override;
   void linear_dw(Run& run, const TensorView& dy, const TensorView& x,
                  const Projection& dp) const override;
+  void head_linear(Run& run, const TensorView& x, const TensorView& weight, Block block,
+                   const TensorView& y) const override;
+  void head_linear_dx(Run& run, const TensorView& dy, const TensorView& weight,
+                      const TensorView& dx, Write write) const override;
+  void head_linear_dw(Run& run, const TensorView& dy, const TensorView& x,
+                      const TensorView& dweight) const override;
+  void sum_heads(Run& run, const TensorView& x, const TensorView& y) const override;
   void rotate(Run& run, const TensorView& x, const RowPositions& positions,
               Direction direction) const override;
   void normalise(Run& run, const TensorView& x, const Norm& norm,
@@ -53,6 +77,10 @@ class CpuEngine final : public LayerEngine {
 
   Rotation turned(const RowPositions& positions, Direction direction) const;
   void multiply(const Run& run, const Gemm* gemms, int64_t count) const;
+  template <typename Make>
+  void multiply_all(const Run& run, int64_t count, const Make& make) const {
+    in_turns(count, make, [&](const Gemm* gemms, int64_t turn) { multiply(run, gemms, turn); });
+  }
   void sum_columns(const Run& run, const TensorView& x, const TensorView& to) const;
   void copy_or_add(Run& run, const TensorView& from, const TensorView& to, bool add) const;
 

@@ -22,6 +22,7 @@ constexpr layers::cpu::Kernels kTable = {
     .column_sums = column_sums<T>,
     .store_sums = store_sums<T>,
     .copy = copy_rows<T>,
+    .sum_heads = sum_heads<T>,
     .depthwise = depthwise_rows<T>,
     .depthwise_sums = depthwise_sums<T>,
     .couple = Couple<T>::forward,

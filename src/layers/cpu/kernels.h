@@ -100,6 +100,7 @@ struct Kernels {
   void (*column_sums)(const HeadRows&, int64_t begin, int64_t end, double* sums) = nullptr;
   void (*store_sums)(const double* sums, int64_t count, void* to) = nullptr;
   void (*copy)(const CopyRows&, int64_t begin, int64_t end) = nullptr;
+  void (*sum_heads)(const CopyRows&, int64_t begin, int64_t end) = nullptr;  // into one head
   void (*depthwise)(const DepthwiseRows&, int64_t begin, int64_t end) = nullptr;
   void (*depthwise_sums)(const DepthwiseRows&, int64_t begin, int64_t end, double* sums) = nullptr;
   void (*couple)(const CoupleRows&, int64_t begin, int64_t end, std::byte* worker) = nullptr;

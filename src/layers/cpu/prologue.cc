@@ -12,23 +12,6 @@ TensorView channels_of(const TensorView& t, const ConvBlock& block) {
 
 int64_t groups_of(const ConvBlock& block) { return block.channels / block.group; }
 
-std::byte* element_at(const TensorView& t, int64_t index) {
-  return static_cast<std::byte*>(t.data) + index * dtype_bytes(t.dtype);
-}
-
-// Products in turns, so that a list of them needs no memory of its own.
-constexpr int64_t kAtOnce = 16;
-
-template <typename Make, typename Use>
-void in_turns(int64_t count, const Make& make, const Use& use) {
-  Gemm gemms[kAtOnce];
-  for (int64_t begin = 0; begin < count; begin += kAtOnce) {
-    const int64_t turn = std::min(kAtOnce, count - begin);
-    for (int64_t i = 0; i < turn; ++i) gemms[i] = make(begin + i);
-    use(gemms, turn);
-  }
-}
-
 }  // namespace
 
 void CpuEngine::convolve(const Run& run, const Conv& conv, const TensorView& x,
@@ -60,8 +43,7 @@ void CpuEngine::convolve(const Run& run, const Conv& conv, const TensorView& x,
       m.bias = block.bias.given() ? element_at(block.bias, g * block.group) : nullptr;
       return m;
     };
-    in_turns(groups_of(block), make,
-             [&](const Gemm* gemms, int64_t count) { multiply(run, gemms, count); });
+    multiply_all(run, groups_of(block), make);
   }
 }
 
@@ -95,8 +77,7 @@ void CpuEngine::convolve_dx(const Run& run, const Conv& conv, const TensorView& 
       m.add = add;
       return m;
     };
-    in_turns(groups_of(block), make,
-             [&](const Gemm* gemms, int64_t count) { multiply(run, gemms, count); });
+    multiply_all(run, groups_of(block), make);
   }
 }
 
@@ -133,8 +114,7 @@ void CpuEngine::convolve_dw(const Run& run, const Conv& dconv, const TensorView&
       m.c_col = block.weight.strides[1];
       return m;
     };
-    in_turns(groups_of(block) * dconv.taps, make,
-             [&](const Gemm* gemms, int64_t count) { multiply(run, gemms, count); });
+    multiply_all(run, groups_of(block) * dconv.taps, make);
   }
 }
 

@@ -23,6 +23,19 @@ void copy_rows(const layers::cpu::CopyRows& a, int64_t begin, int64_t end) {
 }
 
 template <typename T>
+void sum_heads(const layers::cpu::CopyRows& a, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const T* const from = static_cast<const T*>(a.from.data) + a.from.at(row);
+    T* const to = static_cast<T*>(a.to.data) + a.to.at(row);
+    for (int64_t i = 0; i < a.from.dim; ++i) {
+      Real<T> sum = 0;
+      for (int64_t h = 0; h < a.from.heads; ++h) sum += value_of(from[h * a.from.head_stride + i]);
+      put(to + i, sum);
+    }
+  }
+}
+
+template <typename T>
 void column_sums(const layers::cpu::HeadRows& x, int64_t begin, int64_t end, double* sums) {
   for (int64_t i = 0; i < x.dim; ++i) sums[i] = 0;
   for (int64_t row = begin; row < end; ++row) {
