@@ -3,10 +3,12 @@
 
 #include "layers/cpu/couple.h"
 #include "layers/cpu/depthwise.h"
+#include "layers/cpu/gemm_blocked.h"
 #include "layers/cpu/gemm_plain.h"
 #include "layers/cpu/norm.h"
 #include "layers/cpu/rotate.h"
 #include "layers/cpu/rows.h"
+#include "prim/cpu/matrix_of_isa.h"
 
 namespace fovea::FOVEA_ISA {
 namespace {
@@ -36,9 +38,9 @@ const layers::cpu::Kernels* layer_kernels(DType dtype);
 const layers::cpu::Kernels* layer_kernels(DType dtype) {
   switch (dtype) {
     case DType::kF64: return &kTable<double, PlainGemm<double>>;
-    case DType::kF32: return &kTable<float, PlainGemm<float>>;
-    case DType::kF16: return &kTable<F16, PlainGemm<F16>>;
-    case DType::kBf16: return &kTable<Bf16, PlainGemm<Bf16>>;
+    case DType::kF32: return &kTable<float, BlockedGemm<float, MatrixF32>>;
+    case DType::kF16: return &kTable<F16, BlockedGemm<F16, MatrixF32>>;
+    case DType::kBf16: return &kTable<Bf16, BlockedGemm<Bf16, MatrixBf16>>;
     default: return nullptr;
   }
 }
