@@ -90,7 +90,6 @@ class LayerEngine {
   virtual void prologue_backward(Run& run, const Prologue& p, const PrologueGradients& g) const = 0;
 
   virtual void copy(Run& run, const TensorView& from, const TensorView& to) const = 0;
-  virtual void add(Run& run, const TensorView& from, const TensorView& to) const = 0;
   virtual void zero(Run& run, const TensorView& to) const = 0;
   virtual void fill_lengths(Run& run, int64_t length, const TensorView& to) const = 0;  // [n] i32
   // The usual geometric slopes of ALiBi: [head_q] f32, or f64 for an f64 engine.

@@ -48,6 +48,8 @@ struct Couple {
   static void backward(const CoupleRows& a, int64_t begin, int64_t end, std::byte* worker,
                        double* sums) {
     auto* const own = reinterpret_cast<R*>(worker);
+    R* const sum_q = own + a.rotation.turning;
+    R* const sum_k = sum_q + a.dim;
     for (int64_t g = 0; g < a.heads_kv; ++g) sums[g] = 0;
     for (int64_t row = begin; row < end; ++row) {
       T* const dqk = head(a.dqk, row, 0);
@@ -62,7 +64,7 @@ struct Couple {
         const R slope = norm_backward(a, h, d, mixed + h * a.dim, dmixed + h * a.dim);
         if (h >= a.heads) sums[h - a.heads] += static_cast<double>(slope);
       }
-      coupling_backward(a, dmixed, head(a.dbefore, row, 0));
+      coupling_backward(a, dmixed, head(a.dbefore, row, 0), sum_q, sum_k);
     }
   }
 
@@ -80,8 +82,8 @@ struct Couple {
       return;
     }
     if (a.coupling == Coupling::kAllHeads) {
-      half_mean(before, heads, dim, mean_q);
-      half_mean(k, a.heads_kv, dim, mean_k);
+      half_sum(before, heads, dim, heads, mean_q);
+      half_sum(k, a.heads_kv, dim, a.heads_kv, mean_k);
       for (int64_t h = 0; h < heads + a.heads_kv; ++h) {
         const R* const other = h < heads ? mean_k : mean_q;
         add_to(convolved + h * dim, other, dim, mixed + h * dim);
@@ -103,31 +105,39 @@ struct Couple {
     }
   }
 
-  static void coupling_backward(const CoupleRows& a, const T* dmixed, T* dbefore) {
-    const int64_t dim = a.dim, heads = a.heads, heads_kv = a.heads_kv, group = heads / heads_kv;
-    const T* const dk = dmixed + heads * dim;
-    T* const dk_before = dbefore + heads * dim;
-    const bool straight = !a.convolve;  // then `before` is also what the coupling is added to
-    for (int64_t i = 0; i < dim; ++i) {
-      R sum_q = 0, sum_k = 0;
-      for (int64_t h = 0; h < heads; ++h) sum_q += value_of(dmixed[h * dim + i]);
-      for (int64_t g = 0; g < heads_kv; ++g) sum_k += value_of(dk[g * dim + i]);
-      for (int64_t g = 0; g < heads_kv; ++g) {
-        const R own_k = value_of(dk[g * dim + i]);
-        R to_k = 0;
+  // `sum_q`, `sum_k`: room for a head each.
+  static void coupling_backward(const CoupleRows& a, const T* dmixed, T* dbefore, R* sum_q,
+                                R* sum_k) {
+    const int64_t dim = a.dim, heads = a.heads, group = a.heads / a.heads_kv;
+    // Without convolutions `before` is also what the coupling is added to.
+    const R straight = a.convolve ? R{0} : R{1};
+    const auto give = [&](int64_t h, const R* coupled) {
+      for (int64_t i = 0; i < dim; ++i) {
+        put(dbefore + h * dim + i, coupled[i] + straight * value_of(dmixed[h * dim + i]));
+      }
+    };
+    if (a.coupling == Coupling::kNone) {
+      for (int64_t i = 0; i < dim; ++i) sum_q[i] = 0;
+      for (int64_t h = 0; h < heads + a.heads_kv; ++h) give(h, sum_q);
+    } else if (a.coupling == Coupling::kAllHeads) {
+      // A head of q reached each head of k by half the mean over q's heads, and so back.
+      half_sum(dmixed, heads, dim, a.heads_kv, sum_q);
+      half_sum(dmixed + heads * dim, a.heads_kv, dim, heads, sum_k);
+      for (int64_t h = 0; h < heads + a.heads_kv; ++h) give(h, h < heads ? sum_k : sum_q);
+    } else {
+      for (int64_t g = 0; g < a.heads_kv; ++g) {
+        const T* const dk = dmixed + (heads + g) * dim;
+        R* const to_k = sum_k;
+        for (int64_t i = 0; i < dim; ++i) to_k[i] = 0;
         for (int64_t h = g * group; h < (g + 1) * group; ++h) {
-          const R own_q = value_of(dmixed[h * dim + i]);
-          R to_q = 0;
-          if (a.coupling == Coupling::kAllHeads) {
-            to_q = sum_k / static_cast<R>(2 * heads);
-          } else if (a.coupling == Coupling::kGroup) {
-            to_q = R(0.5) * (own_q + own_k / static_cast<R>(group));
-            to_k += to_q;
+          for (int64_t i = 0; i < dim; ++i) {
+            const R own = value_of(dmixed[h * dim + i]);
+            sum_q[i] = R(0.5) * (own + value_of(dk[i]) / static_cast<R>(group));
+            to_k[i] += sum_q[i];
           }
-          put(dbefore + h * dim + i, to_q + (straight ? own_q : R{0}));
+          give(h, sum_q);
         }
-        if (a.coupling == Coupling::kAllHeads) to_k = sum_q / static_cast<R>(2 * heads_kv);
-        put(dk_before + g * dim + i, to_k + (straight ? own_k : R{0}));
+        give(heads + g, to_k);
       }
     }
   }
@@ -169,12 +179,13 @@ struct Couple {
     return length * static_cast<R>(::exp(static_cast<double>(given)));
   }
 
-  static void half_mean(const T* x, int64_t heads, int64_t dim, R* mean) {
-    for (int64_t i = 0; i < dim; ++i) mean[i] = 0;
+  // Half the sum of heads, over `shares`.
+  static void half_sum(const T* x, int64_t heads, int64_t dim, int64_t shares, R* sum) {
+    for (int64_t i = 0; i < dim; ++i) sum[i] = 0;
     for (int64_t h = 0; h < heads; ++h) {
-      for (int64_t i = 0; i < dim; ++i) mean[i] += value_of(x[h * dim + i]);
+      for (int64_t i = 0; i < dim; ++i) sum[i] += value_of(x[h * dim + i]);
     }
-    for (int64_t i = 0; i < dim; ++i) mean[i] *= R(0.5) / static_cast<R>(heads);
+    for (int64_t i = 0; i < dim; ++i) sum[i] *= R(0.5) / static_cast<R>(shares);
   }
 
   static void add_to(const T* x, const R* y, int64_t dim, T* sum) {

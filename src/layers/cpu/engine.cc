@@ -74,8 +74,9 @@ int64_t CpuEngine::shared_bytes() const {
 }
 
 int64_t CpuEngine::worker_bytes() const {
-  return aligned(std::max<int64_t>(static_cast<int64_t>(k_.worker_scratch),
-                                   rotation_.turning * int64_t{sizeof(double)} + mean_bytes_));
+  const int64_t angles_and_means = rotation_.turning * int64_t{sizeof(double)} + mean_bytes_;
+  const int64_t taps = 2 * sums_ * int64_t{sizeof(double)};  // a depthwise weight, and one row
+  return aligned(std::max({static_cast<int64_t>(k_.worker_scratch), angles_and_means, taps}));
 }
 
 void CpuEngine::multiply(const Run& run, const Gemm* gemms, int64_t count) const {
@@ -131,7 +132,7 @@ void CpuEngine::sum_columns(const Run& run, const TensorView& x, const TensorVie
       sum_parts(run, row_count(x), rows.dim, [&](int64_t begin, int64_t end, int, double* part) {
         k_.column_sums(rows, begin, end, part);
       });
-  k_.store_sums(sums, rows.dim, to.data);
+  k_.store_sums(sums, rows.dim, to.data, 1);
 }
 
 Rotation CpuEngine::turned(const RowPositions& positions, Direction direction) const {
@@ -175,22 +176,13 @@ void CpuEngine::normalise_backward(Run& run, const TensorView& dy, const TensorV
       sum_parts(run, row_count(x), 2 * dim, [&](int64_t begin, int64_t end, int, double* part) {
         k_.normalise_backward(rows, begin, end, part);
       });
-  if (dweight.given()) k_.store_sums(sums, dim, dweight.data);
-  if (dbias.given()) k_.store_sums(sums + dim, dim, dbias.data);
+  if (dweight.given()) k_.store_sums(sums, dim, dweight.data, 1);
+  if (dbias.given()) k_.store_sums(sums + dim, dim, dbias.data, 1);
 }
 
 void CpuEngine::copy(Run& run, const TensorView& from, const TensorView& to) const {
-  copy_or_add(run, from, to, /*add=*/false);
-}
-
-void CpuEngine::add(Run& run, const TensorView& from, const TensorView& to) const {
-  copy_or_add(run, from, to, /*add=*/true);
-}
-
-void CpuEngine::copy_or_add(Run& run, const TensorView& from, const TensorView& to,
-                            bool add) const {
   if (!run.status.ok()) return;
-  const CopyRows copy{head_rows(from), head_rows(to), add};
+  const CopyRows copy{head_rows(from), head_rows(to)};
   over_rows(row_count(from), [&](int64_t begin, int64_t end, int) { k_.copy(copy, begin, end); });
 }
 

@@ -60,14 +60,13 @@ class CpuEngine final : public LayerEngine {
   void prologue(Run& run, const Prologue& p) const override;
   void prologue_backward(Run& run, const Prologue& p, const PrologueGradients& g) const override;
   void copy(Run& run, const TensorView& from, const TensorView& to) const override;
-  void add(Run& run, const TensorView& from, const TensorView& to) const override;
   void zero(Run& run, const TensorView& to) const override;
   void fill_lengths(Run& run, int64_t length, const TensorView& to) const override;
   void fill_alibi_slopes(Run& run, const TensorView& to) const override;
 
  private:
   // Scratch of a step: what all workers share (packed operands, or sums over rows by part), then
-  // what each has of its own (tiles, or the angles of one row and two means over heads).
+  // what each has of its own (tiles, angles of one row and means over heads, taps of channels).
   int64_t shared_bytes() const;
   int64_t worker_bytes() const;
   std::byte* worker_scratch(const Run& run, int worker) const {
@@ -82,7 +81,6 @@ class CpuEngine final : public LayerEngine {
     in_turns(count, make, [&](const Gemm* gemms, int64_t turn) { multiply(run, gemms, turn); });
   }
   void sum_columns(const Run& run, const TensorView& x, const TensorView& to) const;
-  void copy_or_add(Run& run, const TensorView& from, const TensorView& to, bool add) const;
 
   // y[t] = sum_j weight[j] x[t + j] + bias, over as many rows as y has.
   void convolve(const Run& run, const Conv& conv, const TensorView& x, const TensorView& y) const;

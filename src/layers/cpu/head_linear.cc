@@ -65,7 +65,7 @@ void CpuEngine::head_linear_dw(Run& run, const TensorView& dy, const TensorView&
 
 void CpuEngine::sum_heads(Run& run, const TensorView& x, const TensorView& y) const {
   if (!run.status.ok()) return;
-  const CopyRows sum{head_rows(x), head_rows(y), false};
+  const CopyRows sum{head_rows(x), head_rows(y)};
   over_rows(row_count(x), [&](int64_t begin, int64_t end, int) { k_.sum_heads(sum, begin, end); });
 }
 

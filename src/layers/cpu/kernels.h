@@ -56,7 +56,6 @@ struct NormRows {
 
 struct CopyRows {
   HeadRows from, to;
-  bool add = false;
 };
 
 struct DepthwiseRows {
@@ -98,10 +97,10 @@ struct Kernels {
   void (*normalise_backward)(const NormRows&, int64_t begin, int64_t end, double* sums) = nullptr;
   // sums [dim] of the columns of one head.
   void (*column_sums)(const HeadRows&, int64_t begin, int64_t end, double* sums) = nullptr;
-  void (*store_sums)(const double* sums, int64_t count, void* to) = nullptr;
+  void (*store_sums)(const double* sums, int64_t count, void* to, int64_t stride) = nullptr;
   void (*copy)(const CopyRows&, int64_t begin, int64_t end) = nullptr;
   void (*sum_heads)(const CopyRows&, int64_t begin, int64_t end) = nullptr;  // into one head
-  void (*depthwise)(const DepthwiseRows&, int64_t begin, int64_t end) = nullptr;
+  void (*depthwise)(const DepthwiseRows&, int64_t begin, int64_t end, std::byte* worker) = nullptr;
   void (*depthwise_sums)(const DepthwiseRows&, int64_t begin, int64_t end, double* sums) = nullptr;
   void (*couple)(const CoupleRows&, int64_t begin, int64_t end, std::byte* worker) = nullptr;
   void (*couple_backward)(const CoupleRows&, int64_t begin, int64_t end, std::byte* worker,

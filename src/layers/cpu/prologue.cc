@@ -23,8 +23,9 @@ void CpuEngine::convolve(const Run& run, const Conv& conv, const TensorView& x,
       DepthwiseRows rows{head_rows(from),   head_rows(to),   conv.taps, x.strides[1],
                          block.weight.data, block.bias.data, false};
       rows.x.rows = rows.y.rows;
-      over_rows(row_count(to),
-                [&](int64_t begin, int64_t end, int) { k_.depthwise(rows, begin, end); });
+      over_rows(row_count(to), [&](int64_t begin, int64_t end, int worker) {
+        k_.depthwise(rows, begin, end, worker_scratch(run, worker));
+      });
       continue;
     }
     const auto make = [&](int64_t g) {
@@ -57,8 +58,9 @@ void CpuEngine::convolve_dx(const Run& run, const Conv& conv, const TensorView& 
     if (block.group == 1) {
       const DepthwiseRows back{head_rows(from),   head_rows(to), conv.taps, -dy.strides[1],
                                block.weight.data, nullptr,       add};
-      over_rows(row_count(to),
-                [&](int64_t begin, int64_t end, int) { k_.depthwise(back, begin, end); });
+      over_rows(row_count(to), [&](int64_t begin, int64_t end, int worker) {
+        k_.depthwise(back, begin, end, worker_scratch(run, worker));
+      });
       continue;
     }
     const auto make = [&](int64_t g) {
@@ -97,7 +99,10 @@ void CpuEngine::convolve_dw(const Run& run, const Conv& dconv, const TensorView&
           sum_parts(run, row_count(to), count, [&](int64_t begin, int64_t end, int, double* part) {
             k_.depthwise_sums(rows, begin, end, part);
           });
-      k_.store_sums(sums, count, block.weight.data);
+      for (int64_t tap = 0; tap < dconv.taps; ++tap) {
+        k_.store_sums(sums + tap * block.channels, block.channels, element_at(block.weight, tap),
+                      dconv.taps);
+      }
       continue;
     }
     const auto make = [&](int64_t item) {
@@ -178,7 +183,7 @@ void CpuEngine::prologue_backward(Run& run, const Prologue& p, const PrologueGra
     if (p.mix.kind == KeyTemperature::kShared) {
       for (int64_t h = 1; h < p.mix.heads_kv; ++h) sums[0] += sums[h];
     }
-    k_.store_sums(sums, g.dtemperature.sizes[0], g.dtemperature.data);
+    k_.store_sums(sums, g.dtemperature.sizes[0], g.dtemperature.data, 1);
   }
 
   const int64_t now = p.mix.value_shift ? v / 2 : v;

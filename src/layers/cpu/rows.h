@@ -1,4 +1,4 @@
-// Copies, sums and column sums of rows.
+// Copies of rows, and sums over heads and over rows.
 #pragma once
 
 #include "layers/cpu/element.h"
@@ -13,11 +13,7 @@ void copy_rows(const layers::cpu::CopyRows& a, int64_t begin, int64_t end) {
       const T* const from =
           static_cast<const T*>(a.from.data) + a.from.at(row) + h * a.from.head_stride;
       T* const to = static_cast<T*>(a.to.data) + a.to.at(row) + h * a.to.head_stride;
-      if (a.add) {
-        for (int64_t i = 0; i < a.from.dim; ++i) put(to + i, value_of(to[i]) + value_of(from[i]));
-      } else {
-        for (int64_t i = 0; i < a.from.dim; ++i) to[i] = from[i];
-      }
+      for (int64_t i = 0; i < a.from.dim; ++i) to[i] = from[i];
     }
   }
 }
@@ -45,9 +41,9 @@ void column_sums(const layers::cpu::HeadRows& x, int64_t begin, int64_t end, dou
 }
 
 template <typename T>
-void store_sums(const double* sums, int64_t count, void* to) {
+void store_sums(const double* sums, int64_t count, void* to, int64_t stride) {
   for (int64_t i = 0; i < count; ++i) {
-    put(static_cast<T*>(to) + i, static_cast<Real<T>>(sums[i]));
+    put(static_cast<T*>(to) + i * stride, static_cast<Real<T>>(sums[i]));
   }
 }
 
