@@ -40,6 +40,8 @@ concept Matrix = requires(typename M::Elem* dst, const typename M::Elem* packed,
   // A left operand read with rows and depth exchanged: as M::transposed(left), or else packed by
   // pack_left_transposed.
   { M::kTransposedLeftIsAView } -> std::convertible_to<bool>;
+  // Whether a left operand of Elem is its rows as they lie, with no packing needed.
+  { M::kLeftIsRows } -> std::convertible_to<bool>;
   // Whether the forward pass turns scores to weights slot by slot, kSlotColumns at a time: for
   // products that run beside the vector units. Such a class also has store_left_two.
   { M::kOnePass } -> std::convertible_to<bool>;

@@ -15,6 +15,7 @@ struct MatrixF32 {
   static constexpr int kDepthAlign =
       4;  // the backward pass stores four rows of a right operand at once
   static constexpr bool kTransposedLeftIsAView = true;
+  static constexpr bool kLeftIsRows = true;
   static constexpr bool kOnePass = false;
   static constexpr int kTileQ = 64;
   static constexpr int kTileKv = 256;

@@ -1,0 +1,275 @@
+// CCGQA: one projection, the prologue, attention, one projection.
+#include <algorithm>
+#include <cmath>
+
+#include "api/guard.h"
+#include "base/refusal.h"
+#include "layers/ccgqa_weights.h"
+#include "layers/layer.h"
+#include "layers/self_inputs.h"
+
+namespace fovea {
+namespace layers {
+namespace {
+
+class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
+ public:
+  Status make(const CcgqaOptions& options, const LayerShape& with, Device on,
+              const PlanOptions& plan) {
+    o_ = options;
+    reach_ = o_.convs ? o_.conv_taps[0] + o_.conv_taps[1] - 2 : 0;
+    lead_ = std::max<int64_t>(reach_, o_.value_shift ? 1 : 0);
+    const Position position = o_.rope ? Position::kRope : Position::kNone;
+    if (Status s = make_steps(with, o_.dtype, o_.max_seq_len, on, plan, needs(with)); !s.ok()) {
+      return s;
+    }
+    if (Status s = make_attend(problem(), position, plan); !s.ok()) return s;
+    const int64_t batch = shape.batch, q_len = shape.q_len;
+    const int64_t margin = o_.convs ? o_.conv_taps[1] - 1 : 0;
+    const int64_t margin_u = o_.convs ? o_.conv_taps[0] - 1 : 0;
+    z_ = memory.saved(dtype, {batch, lead_ + q_len, qk_width() + v_width()});
+    if (o_.convs) u_ = memory.saved(dtype, {batch, margin + q_len, qk_width()});
+    mixed_ = memory.saved(dtype, {batch, q_len, qk_width()});
+    qk_ = memory.saved(dtype, {batch, q_len, qk_width()});
+    v_ = memory.saved(dtype, {batch, q_len, v_width()});
+    heads_out_ = memory.saved(dtype, {batch, q_len, q_width()});
+    dheads_ = memory.backward(dtype, {batch, q_len, q_width()});
+    dqk_ = memory.backward(dtype, {batch, q_len, qk_width()});
+    dv_ = memory.backward(dtype, {batch, q_len, v_width()});
+    dmixed_ = memory.backward(dtype, {batch, q_len + 2 * margin, qk_width()});
+    if (o_.convs) du_ = memory.backward(dtype, {batch, margin + q_len + margin_u, qk_width()});
+    dz_ = memory.backward(dtype, {batch, q_len, qk_width() + v_width()});
+    return {};
+  }
+
+  Status check_forward(const LayerForward<CcgqaWeights>& call, CallCheck& check) const override {
+    check_inputs(call, call.weights, check);
+    check.output("out", call.out, row_dims());
+    return check.finish();
+  }
+
+  Status check_backward(const LayerBackward<CcgqaWeights>& call, CallCheck& check) const override {
+    check_inputs(call, call.weights, check);
+    check.input("dout", call.dout, row_dims());
+    check_self_gradients(check, call.dquery, call.dkey, call.dvalue, row_dims());
+    check.prefix("dweights.");
+    check_ccgqa_weights(check, CallCheck::Weights::kGradients, o_, call.dweights);
+    check.prefix("");
+    return check.finish();
+  }
+
+  void forward(Run& run, const Memory& at, const LayerForward<CcgqaWeights>& call) const override {
+    const int64_t past = call.cache != nullptr ? call.cache->length : 0;
+    const Prologue p = prologue(at, call, call.weights, past);
+    begin_lead(run, p.z, call.cache);
+    engine->linear(run, call.query, {call.weights.qkv}, rows(p.z, lead_, shape.q_len));
+    engine->prologue(run, p);
+    if (call.cache != nullptr) keep_lead(run, p.z, *call.cache);
+    AttendTensors t = attend_tensors(p, at.at(heads_out_));
+    if (call.cache != nullptr) {
+      engine->copy(run, t.k, rows(call.cache->k, past, shape.q_len));
+      engine->copy(run, t.v, rows(call.cache->v, past, shape.q_len));
+      t.k = call.cache->k;
+      t.v = call.cache->v;
+    }
+    attend->forward(run, *engine, at, call, t, past + shape.q_len);
+    engine->linear(run, at.at(heads_out_), {call.weights.out, {}, o_.output_scale}, call.out);
+  }
+
+  void backward(Run& run, const Memory& at,
+                const LayerBackward<CcgqaWeights>& call) const override {
+    const CcgqaWeights& dw = call.dweights;
+    const TensorView dheads = at.at(dheads_), dqk = at.at(dqk_), dv = at.at(dv_), dz = at.at(dz_);
+    engine->linear_dw(run, call.dout, at.at(heads_out_), {dw.out, {}, o_.output_scale});
+    engine->linear_dx(run, call.dout, {call.weights.out, {}, o_.output_scale}, dheads, Write::kSet);
+    const Prologue p = prologue(at, call, call.weights, 0);
+    attend->backward(
+        run, *engine, at, call, attend_tensors(p, at.at(heads_out_)),
+        {as_heads(dheads, o_.num_heads), q_of(dqk), k_of(dqk), as_heads(dv, o_.num_kv_heads)});
+    PrologueGradients g;
+    g.dqk = dqk;
+    g.dv = dv;
+    g.dmixed = at.at(dmixed_);
+    if (o_.convs) g.du = at.at(du_);
+    g.dz = dz;
+    g.dtemperature = dw.temperature;
+    set_convs(o_, dw, g.first, g.second);
+    engine->prologue_backward(run, p, g);
+    engine->linear_dw(run, dz, call.query, {dw.qkv});
+    if (call.dquery.given()) {
+      engine->linear_dx(run, dz, {call.weights.qkv}, call.dquery, Write::kSet);
+    }
+  }
+
+  // What decode needs of the past: keys as RoPE left them, values after the shift, and the rows of
+  // z that convolutions and shift reach back to.
+  LayerCache cache_views() const override {
+    LayerCache cache;
+    cache.k = TensorView::contiguous(nullptr, dtype,
+                                     {shape.batch, max_seq_len, o_.num_kv_heads, o_.head_dim});
+    cache.v = cache.k;
+    if (reach_ > 0) {
+      cache.conv = TensorView::contiguous(nullptr, dtype, {shape.batch, reach_, qk_width()});
+    }
+    if (o_.value_shift) {
+      cache.shift = TensorView::contiguous(nullptr, dtype, {shape.batch, 1, v_width() / 2});
+    }
+    return cache;
+  }
+
+ private:
+  int64_t q_width() const { return o_.num_heads * o_.head_dim; }
+  int64_t v_width() const { return o_.num_kv_heads * o_.head_dim; }
+  int64_t qk_width() const { return q_width() + v_width(); }
+  RowDims row_dims() const { return {shape.batch, shape.q_len, o_.embed_dim}; }
+  TensorView q_of(const TensorView& qk) const {
+    return as_heads(columns(qk, 0, q_width()), o_.num_heads);
+  }
+  TensorView k_of(const TensorView& qk) const {
+    return as_heads(columns(qk, q_width(), v_width()), o_.num_kv_heads);
+  }
+
+  EngineNeeds needs(const LayerShape& with) const {
+    EngineNeeds n;
+    n.head_dim = o_.head_dim;
+    // Of a bias, of each tap of a channel, of the temperatures.
+    n.sums = qk_width() * (o_.convs ? std::max(o_.conv_taps[0], o_.conv_taps[1]) : 1);
+    if (!o_.rope) return n;
+    n.rope = o_.rotary;
+    n.turning = turning_channels(o_.rotary, o_.head_dim);
+    n.positions = with.use == LayerUse::kCached ? o_.max_seq_len : with.q_len;
+    return n;
+  }
+
+  AttentionProblem problem() const {
+    AttentionProblem p;
+    p.batch = shape.batch;
+    p.head_q = o_.num_heads;
+    p.head_kv = o_.num_kv_heads;
+    p.q_len = shape.q_len;
+    p.kv_len = cached() ? max_seq_len : shape.q_len;
+    p.dim_qk = p.dim_v = o_.head_dim;
+    p.dtype = dtype;
+    p.mask = mask_of(o_.causal, o_.sliding_window);
+    p.scale = o_.softmax_scale;
+    return p;
+  }
+
+  void check_inputs(const LayerInputs& in, const CcgqaWeights& weights, CallCheck& check) const {
+    check_self_inputs(check, in, row_dims());
+    check.mask(in.mask, shape.masked, shape, o_.num_heads, cached() ? max_seq_len : shape.q_len);
+    check.positions("position_ids", in.position_ids, shape.batch, shape.q_len);
+    check.absent("key_position_ids", in.key_position_ids, "this layer attends to query itself");
+    check.prefix("weights.");
+    check_ccgqa_weights(check, CallCheck::Weights::kRead, o_, weights);
+    check.prefix("");
+  }
+
+  Prologue prologue(const Memory& at, const LayerInputs& in, const CcgqaWeights& weights,
+                    int64_t past) const {
+    Prologue p;
+    p.mix = {.heads = o_.num_heads,
+             .heads_kv = o_.num_kv_heads,
+             .dim = o_.head_dim,
+             .couple = o_.qk_mean,
+             .coupling = o_.coupling,
+             .norm = o_.qk_norm,
+             .length = o_.sqrt_dim_norm ? std::sqrt(static_cast<double>(o_.head_dim)) : 1,
+             .kind = o_.temperature,
+             .temperature = weights.temperature,
+             .positions = {in.position_ids, past},
+             .value_shift = o_.value_shift};
+    p.convolve = o_.convs;
+    set_convs(o_, weights, p.first, p.second);
+    p.lead = lead_;
+    p.z = at.at(z_);
+    if (o_.convs) p.u = at.at(u_);
+    p.mixed = at.at(mixed_);
+    p.qk = at.at(qk_);
+    p.v = at.at(v_);
+    return p;
+  }
+
+  AttendTensors attend_tensors(const Prologue& p, const TensorView& out) const {
+    return {q_of(p.qk), k_of(p.qk), as_heads(p.v, o_.num_kv_heads), as_heads(out, o_.num_heads)};
+  }
+
+  // The rows of z before the first token: zeros at the beginning of a sequence.
+  void begin_lead(Run& run, const TensorView& z, const LayerCache* cache) const {
+    const TensorView conv = columns(rows(z, lead_ - reach_, reach_), 0, qk_width());
+    const TensorView shift = shift_row(z, lead_);
+    const bool goes_on = cache != nullptr && cache->length > 0;
+    if (reach_ > 0) goes_on ? engine->copy(run, cache->conv, conv) : engine->zero(run, conv);
+    if (o_.value_shift) goes_on ? engine->copy(run, cache->shift, shift) : engine->zero(run, shift);
+  }
+
+  void keep_lead(Run& run, const TensorView& z, const LayerCache& cache) const {
+    const int64_t end = lead_ + shape.q_len;
+    if (reach_ > 0) {
+      engine->copy(run, columns(rows(z, end - reach_, reach_), 0, qk_width()), cache.conv);
+    }
+    if (o_.value_shift) engine->copy(run, shift_row(z, end), cache.shift);
+  }
+
+  // The values that the token at `row` takes from the one before it.
+  TensorView shift_row(const TensorView& z, int64_t row) const {
+    const int64_t half = v_width() / 2;
+    return o_.value_shift ? columns(rows(z, row - 1, 1), qk_width() + half, half) : TensorView{};
+  }
+
+  CcgqaOptions o_;
+  int64_t reach_ = 0;                          // rows before a token that its convolutions read
+  int64_t lead_ = 0;                           // rows of z before the first token
+  Slot z_, u_, mixed_, qk_, v_, heads_out_;    // saved
+  Slot dheads_, dqk_, dv_, dmixed_, du_, dz_;  // backward
+};
+
+Result<LayerPlan<CcgqaWeights>> make(const CcgqaOptions& options, const LayerShape& shape,
+                                     Device device, const PlanOptions& plan) {
+  if (Status s = check_ccgqa_options(options, shape); !s.ok()) return s;
+  auto layer = std::make_shared<CcgqaLayer>();
+  if (Status s = layer->make(options, shape, device, plan); !s.ok()) return s;
+  return LayerPlan<CcgqaWeights>(std::move(layer));
+}
+
+}  // namespace
+}  // namespace layers
+
+CcgqaOptions CcgqaOptions::hydra(int64_t embed_dim, int64_t num_heads, int64_t num_kv_heads,
+                                 int64_t compression) {
+  CcgqaOptions o;
+  o.embed_dim = embed_dim;
+  o.num_heads = num_heads;
+  o.num_kv_heads = num_kv_heads;
+  // A width that does not divide leaves head_dim 0, which make_layer refuses.
+  const bool whole = compression > 0 && num_heads > 0 && embed_dim % compression == 0 &&
+                     embed_dim / compression % num_heads == 0;
+  o.head_dim = whole ? embed_dim / compression / num_heads : 0;
+  o.rotary.style = RopeStyle::kInterleaved;
+  return o;
+}
+
+CcgqaOptions CcgqaOptions::zaya(int64_t embed_dim, int64_t num_heads, int64_t num_kv_heads,
+                                int64_t head_dim) {
+  CcgqaOptions o;
+  o.embed_dim = embed_dim;
+  o.num_heads = num_heads;
+  o.num_kv_heads = num_kv_heads;
+  o.head_dim = head_dim;
+  o.conv = CcgqaConv::kChannelsThenHeads;
+  o.conv_taps[0] = o.conv_taps[1] = 2;
+  o.conv_bias = true;
+  o.coupling = CcgqaCoupling::kGroup;
+  o.sqrt_dim_norm = true;
+  o.temperature = KeyTemperature::kPerHeadExp;
+  o.rotary.fraction = 0.5;
+  return o;
+}
+
+Result<LayerPlan<CcgqaWeights>> make_layer(const CcgqaOptions& options, const LayerShape& shape,
+                                           Device device, const PlanOptions& plan) {
+  return guarded<Result<LayerPlan<CcgqaWeights>>>(
+      [&] { return layers::make(options, shape, device, plan); });
+}
+
+}  // namespace fovea

@@ -1,0 +1,73 @@
+// The arguments of CCGQA's prologue: what lies between the projection of q, k, v and attention.
+//
+// Per token: two causal convolutions of q and k along the sequence, a coupling of q with k from
+// before them, a norm per head, RoPE, and values half of which are the token's before.
+//
+// Rows of z begin `lead` rows before the first token: zeros, or what a cache kept. Both
+// convolutions are then plain sums over rows that exist, and a token costs and gives the same in
+// any chunk.
+#pragma once
+
+#include <array>
+
+#include "fovea/layers.h"
+#include "layers/row_positions.h"
+
+namespace fovea::layers {
+
+// One weight of a convolution: channels [first, first + channels), mixed in groups of `group`.
+struct ConvBlock {
+  int64_t first = 0;
+  int64_t channels = 0;
+  int64_t group = 1;
+  TensorView weight;  // [channels, group, taps]; the last tap is the current token
+  TensorView bias;    // [channels], or not given
+};
+
+struct Conv {
+  int64_t taps = 1;
+  int blocks = 0;
+  std::array<ConvBlock, 2> block;
+};
+
+// What follows the convolutions in each token.
+struct HeadMix {
+  int64_t heads = 0, heads_kv = 0, dim = 0;
+  bool couple = true;
+  CcgqaCoupling coupling = CcgqaCoupling::kAllHeads;
+  bool norm = true;
+  double length = 1;  // of normalised q and k
+  KeyTemperature kind = KeyTemperature::kShared;
+  TensorView temperature;  // [1] or [heads_kv]
+  RowPositions positions;
+  bool value_shift = true;
+
+  int64_t qk_width() const { return (heads + heads_kv) * dim; }
+  int64_t v_width() const { return heads_kv * dim; }
+};
+
+struct Prologue {
+  HeadMix mix;
+  bool convolve = true;
+  Conv first, second;
+  int64_t lead = 0;
+
+  TensorView z;      // [batch, lead + q_len, qk_width + v_width]: q, k, v_now, v_before
+  TensorView u;      // [batch, second.taps - 1 + q_len, qk_width]: after the first convolution
+  TensorView mixed;  // [batch, q_len, qk_width]: convolved and coupled, not yet normalised
+  TensorView qk;     // [batch, q_len, qk_width]: the heads of q, then those of k
+  TensorView v;      // [batch, q_len, v_width]
+};
+
+// Gradients of weights that are not given are not computed; nor is that of z's lead.
+struct PrologueGradients {
+  TensorView dqk;           // from attention; written over
+  TensorView dv;            // from attention
+  TensorView dmixed;        // [batch, second.taps - 1 + q_len + second.taps - 1, qk_width]
+  TensorView du;            // [batch, second.taps - 1 + q_len + first.taps - 1, qk_width]
+  TensorView dz;            // [batch, q_len, qk_width + v_width]
+  TensorView dtemperature;  // like temperature
+  Conv first, second;       // gradients in place of weights
+};
+
+}  // namespace fovea::layers

@@ -1,0 +1,358 @@
+// Products by blocks through the matrix class of an instruction set (prim/cpu/matrix.h), summed in
+// float.
+//
+// The contraction is cut into chunks short enough for a panel of b to stay in the first cache.
+// Where all of b fits in the shared scratch it is packed there once and every tile of c reads it:
+// that is a projection, b being the weights. Where the contraction is long (a weight's gradient
+// sums over all rows) each tile packs what it needs, chunk by chunk. A handful of rows are dot
+// products.
+#pragma once
+
+#include "layers/cpu/element.h"
+#include "layers/cpu/kernels.h"
+#include "prim/cpu/matrix.h"
+#include "prim/cpu/thread_pool.h"
+
+namespace fovea::FOVEA_ISA {
+
+using layers::cpu::Gemm;
+using layers::cpu::GemmScratch;
+
+template <typename T, typename M>
+class BlockedGemm {
+  using Elem = typename M::Elem;
+
+  static constexpr int64_t kChunk = sizeof(Elem) == 4 ? 256 : 512;  // a panel of b: 32 KB
+  static constexpr int64_t kPackColumns = 64;                       // of one packing task
+  static constexpr int64_t kTileRows = 128, kTileColumns = 512;     // b packed once
+  static constexpr int64_t kOwnRows = 256, kOwnColumns = 256;       // b packed by tile
+  static constexpr int64_t kFewRows = 4;
+  static constexpr int64_t kLeastColumns = 256;  // that one packing of b should cover
+
+  static constexpr int64_t kTileFloats = kTileRows * kTileColumns;
+  static_assert(kTileFloats >= kOwnRows * kOwnColumns && sizeof(T) <= sizeof(Elem));
+  static_assert(kPackColumns % M::kColumnAlign == 0 && kChunk % M::kDepthAlign == 0);
+  static_assert(kTileRows % M::kRowAlign == 0 && kOwnRows % M::kRowAlign == 0);
+
+ public:
+  static constexpr size_t kSharedScratch = size_t{4} << 20;
+  static constexpr size_t kWorkerScratch =
+      kTileFloats * sizeof(float) + (kOwnRows + kOwnColumns + kPackColumns) * kChunk * sizeof(Elem);
+
+  static void run(const Gemm* gemms, int64_t count, int threads, const GemmScratch& scratch) {
+    for (int64_t first = 0; first < count;) {
+      Group group;
+      int64_t next = first;
+      while (next < count && group.take(merged(gemms[next]))) ++next;
+      if (next > first) {
+        run_group(group, threads, scratch);
+      } else {
+        run_alone(merged(gemms[next++]), threads, scratch);
+      }
+      first = next;
+    }
+  }
+
+ private:
+  static int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+  static int64_t parts(int64_t n, int64_t of) { return (n + of - 1) / of; }
+  static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+  // One stretch of the contraction.
+  struct Chunk {
+    int64_t block = 0, first = 0, length = 0;
+    int64_t padded() const { return up(length, M::kDepthAlign); }
+  };
+  static int64_t chunk_count(const Gemm& g) { return g.blocks * parts(g.depth, kChunk); }
+  static Chunk chunk_at(const Gemm& g, int64_t n) {
+    const int64_t each = parts(g.depth, kChunk), first = n % each * kChunk;
+    return {n / each, first, least(kChunk, g.depth - first)};
+  }
+  // Where the packed columns of a chunk begin, in elements for each column of b.
+  static int64_t chunk_depth(const Gemm& g, int64_t n) {
+    const int64_t each = parts(g.depth, kChunk);
+    return n / each * up(g.depth, M::kDepthAlign) + n % each * kChunk;
+  }
+  static int64_t packed_columns(const Gemm& g) { return up(g.cols, M::kColumnAlign); }
+  static int64_t packed_bytes(const Gemm& g) {
+    const int64_t depth = g.blocks * up(g.depth, M::kDepthAlign);
+    return depth * packed_columns(g) * static_cast<int64_t>(sizeof(Elem));
+  }
+
+  // Batch members that follow each other as rows do are rows.
+  static Gemm merged(Gemm g) {
+    if (g.batch > 1 && g.a.batch == g.rows * g.a.row && g.c_batch == g.rows * g.c_row) {
+      g.rows *= g.batch;
+      g.batch = 1;
+    }
+    return g;
+  }
+
+  static bool is_few(const Gemm& g) { return g.batch * g.rows <= kFewRows && g.b.depth == 1; }
+
+  // A product whose b is too large for the shared scratch: by columns that fit, or, where those
+  // would be too few, packing by tile.
+  static void run_alone(const Gemm& m, int threads, const GemmScratch& scratch) {
+    if (is_few(m)) return run_few_rows(m, threads);
+    const int64_t column = packed_bytes(m) / packed_columns(m);
+    const int64_t fit = static_cast<int64_t>(kSharedScratch) / column / kPackColumns * kPackColumns;
+    if (fit < kLeastColumns) return run_with_own_packing(m, threads, scratch);
+    for (int64_t first = 0; first < m.cols; first += fit) {
+      Gemm piece = m;
+      piece.cols = least(fit, m.cols - first);
+      piece.b.data = static_cast<const T*>(m.b.data) + first * m.b.col;
+      piece.c = static_cast<T*>(m.c) + first * m.c_col;
+      if (m.bias != nullptr) piece.bias = static_cast<const T*>(m.bias) + first;
+      Group group;
+      group.take(piece);
+      run_group(group, threads, scratch);
+    }
+  }
+
+  // Products whose packed b fit in the shared scratch together.
+  struct Group {
+    static constexpr int64_t kMost = 16;
+    Gemm gemms[kMost];
+    int64_t count = 0, bytes = 0;
+    int64_t packed[kMost] = {};   // byte offset of b
+    int64_t columns[kMost] = {};  // of a tile
+
+    bool take(const Gemm& g) {
+      if (count == kMost || is_few(g)) return false;
+      const int64_t more = up(packed_bytes(g), 64);
+      if (bytes + more > static_cast<int64_t>(kSharedScratch)) return false;
+      gemms[count] = g;
+      packed[count++] = bytes;
+      bytes += more;
+      return true;
+    }
+  };
+
+  // The product that item `n` belongs to, n becoming its number there.
+  template <typename Count>
+  static int64_t find(const Count& items, int64_t& n) {
+    int64_t g = 0;
+    while (n >= items(g)) n -= items(g++);
+    return g;
+  }
+
+  static void run_group(Group& group, int threads, const GemmScratch& scratch) {
+    const auto packs = [&](int64_t g) {
+      return chunk_count(group.gemms[g]) * parts(group.gemms[g].cols, kPackColumns);
+    };
+    const auto total = [&](const auto& items) {
+      int64_t sum = 0;
+      for (int64_t g = 0; g < group.count; ++g) sum += items(g);
+      return sum;
+    };
+    parallel_for(total(packs), threads, [&](int64_t item, int worker) {
+      const int64_t g = find(packs, item);
+      const Gemm& m = group.gemms[g];
+      const int64_t n = item % chunk_count(m), first = item / chunk_count(m) * kPackColumns;
+      auto* const packed = reinterpret_cast<Elem*>(scratch.shared + group.packed[g]);
+      pack_b(m, chunk_at(m, n), first, least(kPackColumns, m.cols - first),
+             packed + chunk_depth(m, n) * packed_columns(m) + first * chunk_at(m, n).padded(),
+             gathered_of(scratch, worker));
+    });
+
+    // Narrower tiles where there would be too few for the threads.
+    for (int64_t g = 0; g < group.count; ++g) group.columns[g] = kTileColumns;
+    const auto tiles = [&](int64_t g) {
+      const Gemm& m = group.gemms[g];
+      return m.batch * parts(m.rows, kTileRows) * parts(m.cols, group.columns[g]);
+    };
+    while (total(tiles) < 3 * threads && group.columns[0] > kPackColumns) {
+      for (int64_t g = 0; g < group.count; ++g) group.columns[g] /= 2;
+    }
+    parallel_for(total(tiles), threads, [&](int64_t item, int worker) {
+      const int64_t g = find(tiles, item);
+      const Gemm& m = group.gemms[g];
+      const int64_t wide = group.columns[g], across = parts(m.cols, wide);
+      const int64_t down = parts(m.rows, kTileRows);
+      const Tile tile{item / across / down, item / across % down * kTileRows, kTileRows,
+                      item % across * wide, wide};
+      const auto* const packed = reinterpret_cast<const Elem*>(scratch.shared + group.packed[g]);
+      make_tile(m, clipped(m, tile), worker, scratch, [&](int64_t n, const Tile& t) {
+        return packed + chunk_depth(m, n) * packed_columns(m) + t.col * chunk_at(m, n).padded();
+      });
+    });
+  }
+
+  static void run_with_own_packing(const Gemm& m, int threads, const GemmScratch& scratch) {
+    int64_t tall = kOwnRows;
+    const int64_t across = parts(m.cols, kOwnColumns);
+    while (m.batch * parts(m.rows, tall) * across < 2 * threads && tall > 64) tall /= 2;
+    const int64_t down = parts(m.rows, tall);
+    parallel_for(m.batch * down * across, threads, [&](int64_t item, int worker) {
+      const Tile tile{item / across / down, item / across % down * tall, tall,
+                      item % across * kOwnColumns, kOwnColumns};
+      Elem* const own = packed_of(scratch, worker) + kOwnRows * kChunk;
+      make_tile(m, clipped(m, tile), worker, scratch, [&](int64_t n, const Tile& t) {
+        const Chunk chunk = chunk_at(m, n);
+        for (int64_t c = 0; c < t.cols; c += kPackColumns) {
+          pack_b(m, chunk, t.col + c, least(kPackColumns, t.cols - c), own + c * chunk.padded(),
+                 gathered_of(scratch, worker));
+        }
+        return static_cast<const Elem*>(own);
+      });
+    });
+  }
+
+  struct Tile {
+    int64_t batch = 0, row = 0, rows = 0, col = 0, cols = 0;
+  };
+  static Tile clipped(const Gemm& m, Tile t) {
+    t.rows = least(t.rows, m.rows - t.row);
+    t.cols = least(t.cols, m.cols - t.col);
+    return t;
+  }
+
+  static float* tile_of(const GemmScratch& s, int worker) {
+    return reinterpret_cast<float*>(s.workers + worker * s.worker_bytes);
+  }
+  static Elem* packed_of(const GemmScratch& s, int worker) {
+    return reinterpret_cast<Elem*>(tile_of(s, worker) + kTileFloats);
+  }
+
+  static T* gathered_of(const GemmScratch& s, int worker) {
+    return reinterpret_cast<T*>(packed_of(s, worker) + (kOwnRows + kOwnColumns) * kChunk);
+  }
+
+  // right(n, tile): the tile's packed columns of chunk n.
+  template <typename Right>
+  static void make_tile(const Gemm& m, const Tile& t, int worker, const GemmScratch& scratch,
+                        const Right& right) {
+    float* const c = tile_of(scratch, worker);
+    const int64_t ldc = up(t.cols, M::kColumnAlign);
+    const int rows = static_cast<int>(t.rows), cols = static_cast<int>(ldc);
+    M::begin();
+    for (int64_t n = 0; n < chunk_count(m); ++n) {
+      const Chunk chunk = chunk_at(m, n);
+      const Elem* const b = right(n, t);
+      const auto a = left_of(m, t, chunk, packed_of(scratch, worker));
+      const int depth = static_cast<int>(chunk.padded());
+      n == 0 ? M::template multiply<false>(c, ldc, rows, cols, depth, a, b, depth)
+             : M::template multiply<true>(c, ldc, rows, cols, depth, a, b, depth);
+    }
+    M::end();
+    if (chunk_count(m) == 0) {
+      for (int64_t i = 0; i < t.rows * ldc; ++i) c[i] = 0;
+    }
+    store_tile(m, t, c, ldc);
+  }
+
+  // The tile's rows of one chunk: where they lie, if the matrix class can read them there.
+  static typename M::Left left_of(const Gemm& m, const Tile& t, const Chunk& chunk, Elem* own) {
+    const T* const a = static_cast<const T*>(m.a.data) + t.batch * m.a.batch + t.row * m.a.row +
+                       chunk.block * m.a.block + chunk.first * m.a.depth;
+    const int rows = static_cast<int>(t.rows), length = static_cast<int>(chunk.length);
+    const int padded = static_cast<int>(chunk.padded());
+    if (m.a.depth != 1) return transposed_left(m, a, rows, length, padded, own);
+    if constexpr (M::kLeftIsRows && sizeof(T) == sizeof(Elem)) {
+      if (length == padded && rows % M::kRowAlign == 0) return M::left(a, m.a.row);
+    }
+    for (int r = 0; r < rows; ++r)
+      M::pack_left_row(own, padded, r, a + r * m.a.row, length, padded);
+    return M::left(own, padded);
+  }
+
+  // Rows that are neighbours in memory: the gradient of a weight.
+  static typename M::Left transposed_left(const Gemm& m, const T* a, int rows, int length,
+                                          int padded, Elem* own) {
+    if constexpr (M::kTransposedLeftIsAView) {
+      const int wide = static_cast<int>(up(rows, 2 * kLanes));
+      for (int k = 0; k < length; ++k)
+        M::pack_left_row(own, wide, k, a + k * m.a.depth, rows, wide);
+      for (int k = length; k < padded; ++k) M::pack_left_row(own, wide, k, a, 0, wide);
+      return M::transposed(M::left(own, wide));
+    } else {
+      M::template pack_left_transposed<T>(own, padded, a, m.a.depth, length, rows, padded,
+                                          static_cast<int>(up(rows, 32)));
+      return M::left(own, padded);
+    }
+  }
+
+  // Columns [first, first + count) of a chunk; `gathered` has room for them where neither stride
+  // of b is 1.
+  static void pack_b(const Gemm& m, const Chunk& chunk, int64_t first, int64_t count, Elem* to,
+                     T* gathered) {
+    const T* b = static_cast<const T*>(m.b.data) + chunk.block * m.b.block +
+                 chunk.first * m.b.depth + first * m.b.col;
+    const int length = static_cast<int>(chunk.length), padded = static_cast<int>(chunk.padded());
+    const int cols = static_cast<int>(count);
+    if (m.b.col == 1) return M::template pack_right<T>(to, b, m.b.depth, length, padded, cols);
+    int64_t stride = m.b.col;
+    if (m.b.depth != 1) {
+      for (int64_t c = 0; c < count; ++c) {
+        for (int64_t k = 0; k < length; ++k) {
+          gathered[c * length + k] = b[c * m.b.col + k * m.b.depth];
+        }
+      }
+      b = gathered;
+      stride = length;
+    }
+    M::template pack_right_transposed<T>(to, b, stride, cols, length, padded);
+  }
+
+  static void store_tile(const Gemm& m, const Tile& t, const float* c, int64_t ldc) {
+    const T* const bias = static_cast<const T*>(m.bias);
+    const Vec scale = broadcast(static_cast<float>(m.scale));
+    for (int64_t r = 0; r < t.rows; ++r, c += ldc) {
+      T* const to =
+          static_cast<T*>(m.c) + t.batch * m.c_batch + (t.row + r) * m.c_row + t.col * m.c_col;
+      if (m.c_col != 1) {
+        for (int64_t n = 0; n < t.cols; ++n) {
+          const float x = c[n] * static_cast<float>(m.scale);
+          put(to + n * m.c_col, m.add ? value_of(to[n * m.c_col]) + x : x);
+        }
+        continue;
+      }
+      for (int64_t n = 0; n < t.cols; n += kLanes) {
+        const int left = static_cast<int>(t.cols - n);
+        Vec x = load(c + n) * scale;
+        if (bias != nullptr) x = x + load_up_to(bias + t.col + n, left);
+        if (m.add) x = x + load_up_to(to + n, left);
+        store_up_to(to + n, x, left);
+      }
+    }
+  }
+
+  // Each column of b is read once, as it lies, and meets every row.
+  static void run_few_rows(const Gemm& m, int threads) {
+    parallel_for(parts(m.cols, kPackColumns), threads, [&](int64_t item, int) {
+      const int64_t end = least(m.cols, (item + 1) * kPackColumns);
+      for (int64_t n = item * kPackColumns; n < end; ++n) column(m, n);
+    });
+  }
+
+  static void column(const Gemm& m, int64_t n) {
+    const T* const b = static_cast<const T*>(m.b.data) + n * m.b.col;
+    for (int64_t row = 0; row < m.batch * m.rows; ++row) {
+      const int64_t batch = row / m.rows, r = row % m.rows;
+      const T* const a = static_cast<const T*>(m.a.data) + batch * m.a.batch + r * m.a.row;
+      Vec sums[4] = {zero(), zero(), zero(), zero()};
+      for (int64_t t = 0; t < m.blocks; ++t) {
+        dot(a + t * m.a.block, b + t * m.b.block, m.depth, sums);
+      }
+      float x = sum((sums[0] + sums[1]) + (sums[2] + sums[3])) * static_cast<float>(m.scale);
+      if (m.bias != nullptr) x += value_of(static_cast<const T*>(m.bias)[n]);
+      T* const to = static_cast<T*>(m.c) + batch * m.c_batch + r * m.c_row + n * m.c_col;
+      put(to, m.add ? value_of(*to) + x : x);
+    }
+  }
+
+  static void dot(const T* a, const T* b, int64_t depth, Vec (&sums)[4]) {
+    int64_t k = 0;
+    for (; k + 4 * kLanes <= depth; k += 4 * kLanes) {
+      for (int i = 0; i < 4; ++i) {
+        sums[i] = fma(load(a + k + i * kLanes), load(b + k + i * kLanes), sums[i]);
+      }
+    }
+    for (; k < depth; k += kLanes) {
+      const int left = static_cast<int>(depth - k);
+      sums[0] = fma(load_up_to(a + k, left), load_up_to(b + k, left), sums[0]);
+    }
+  }
+};
+
+}  // namespace fovea::FOVEA_ISA

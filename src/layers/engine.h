@@ -1,0 +1,111 @@
+// What a layer asks of a device besides the attention operator. A layer is a sequence of these
+// steps over tensors; each kind of device answers them all in its own way (cpu/ here).
+//
+// Views are [batch, rows, cols] or [batch, rows, heads, dim] with the last stride 1, all of the
+// engine's dtype, checked by the layer. A tensor that is not given is left out of the step.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "backend/backend.h"
+#include "fovea/layers.h"
+#include "layers/ccgqa_prologue.h"
+#include "layers/row_positions.h"
+
+namespace fovea::layers {
+
+// One call on its way. The first failure stays, and steps after it do nothing.
+struct Run {
+  std::byte* scratch = nullptr;  // LayerEngine::scratch_bytes() of it
+  Stream stream;
+  Status status;
+
+  void note(Status s) {
+    if (status.ok() && !s.ok()) status = std::move(s);
+  }
+};
+
+enum class Write { kSet, kAdd };
+enum class Direction { kForward, kBackward };  // of a rotation: by the angle, or by its negative
+
+// A weight [out, in] with what goes with it: y = scale * x weight^T + bias.
+struct Projection {
+  TensorView weight;
+  TensorView bias{};  // [out], or not given
+  double scale = 1;
+};
+
+// A norm over the last dimension, with scale and shift where they are given.
+struct Norm {
+  QkNorm kind = QkNorm::kRms;
+  double eps = 0;
+  TensorView weight;  // [dim]
+  TensorView bias;    // [dim]
+};
+
+class LayerEngine {
+ public:
+  virtual ~LayerEngine() = default;
+  virtual size_t scratch_bytes() const = 0;
+
+  // y = scale * x weight^T + bias. x [batch, rows, in], y [batch, rows, out].
+  virtual void linear(Run& run, const TensorView& x, const Projection& p,
+                      const TensorView& y) const = 0;
+  // dx (+)= scale * dy weight.
+  virtual void linear_dx(Run& run, const TensorView& dy, const Projection& p, const TensorView& dx,
+                         Write write) const = 0;
+  // dp.weight = scale * dy^T x, dp.bias = the sum of dy's rows; either may be absent.
+  virtual void linear_dw(Run& run, const TensorView& dy, const TensorView& x,
+                         const Projection& dp) const = 0;
+
+  // The same by heads: head h is multiplied with the h-th of the equal blocks W_h [n, m] of rows of
+  // the weight. y_h = x_h W_h^T, or y_h = x_h W_h. x is [batch, rows, heads, m or n], or a
+  // [batch, rows, m or n] that all heads share.
+  enum class Block { kTransposed, kAsIs };
+  virtual void head_linear(Run& run, const TensorView& x, const TensorView& weight, Block block,
+                           const TensorView& y) const = 0;
+  // Of y_h = x W_h^T with a shared x: dx (+)= the sum of dy_h W_h, and dW_h = dy_h^T x.
+  virtual void head_linear_dx(Run& run, const TensorView& dy, const TensorView& weight,
+                              const TensorView& dx, Write write) const = 0;
+  virtual void head_linear_dw(Run& run, const TensorView& dy, const TensorView& x,
+                              const TensorView& dweight) const = 0;
+  // [batch, rows, heads, dim] summed over heads into [batch, rows, dim].
+  virtual void sum_heads(Run& run, const TensorView& x, const TensorView& y) const = 0;
+
+  // Turns the first channels of every head, in place, by the RoPE the engine was made for.
+  virtual void rotate(Run& run, const TensorView& x, const RowPositions& positions,
+                      Direction direction) const = 0;
+
+  // y = norm(x) over the last dimension of [batch, rows, heads, dim].
+  virtual void normalise(Run& run, const TensorView& x, const Norm& norm,
+                         const TensorView& y) const = 0;
+  // dx from dy, which may be the same memory; dweight and dbias may be absent.
+  virtual void normalise_backward(Run& run, const TensorView& dy, const TensorView& x,
+                                  const Norm& norm, const TensorView& dx, const TensorView& dweight,
+                                  const TensorView& dbias) const = 0;
+
+  // Everything between CCGQA's projection and its attention.
+  virtual void prologue(Run& run, const Prologue& p) const = 0;
+  virtual void prologue_backward(Run& run, const Prologue& p, const PrologueGradients& g) const = 0;
+
+  virtual void copy(Run& run, const TensorView& from, const TensorView& to) const = 0;
+  virtual void zero(Run& run, const TensorView& to) const = 0;
+  virtual void fill_lengths(Run& run, int64_t length, const TensorView& to) const = 0;  // [n] i32
+  // The usual geometric slopes of ALiBi: [head_q] f32, or f64 for an f64 engine.
+  virtual void fill_alibi_slopes(Run& run, const TensorView& to) const = 0;
+};
+
+// What an engine is made for.
+struct EngineNeeds {
+  RopeOptions rope;
+  int64_t turning = 0;    // channels of a head that RoPE turns
+  int64_t positions = 0;  // that its table should hold; others are computed when they come
+  int64_t head_dim = 0;
+  int64_t sums = 0;  // the most columns whose sums over rows a step is asked for
+};
+
+Result<std::unique_ptr<const LayerEngine>> make_engine(const DeviceInfo& device, DType dtype,
+                                                       const EngineNeeds& needs);
+
+}  // namespace fovea::layers

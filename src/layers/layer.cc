@@ -1,0 +1,33 @@
+// The steps that every layer is made with.
+#include "layers/layer.h"
+
+#include "plan/device.h"
+
+namespace fovea::layers {
+
+Status LayerParts::make_steps(const LayerShape& with, DType type, int64_t room, Device on,
+                              const PlanOptions& options, const EngineNeeds& needs) {
+  shape = with_kv_len(with);
+  device = on;
+  dtype = type;
+  max_seq_len = room;
+  memory = MemoryPlan(shape.use);
+  const Result<DeviceInfo> info = discover(on, options);
+  if (!info.ok()) return info.status();
+  auto made = make_engine(*info, type, needs);
+  if (!made.ok()) return made.status();
+  engine = std::move(made).value();
+  forward_scratch = memory.forward_bytes(engine->scratch_bytes());
+  backward_scratch = memory.backward_bytes(engine->scratch_bytes());
+  return {};
+}
+
+Status LayerParts::make_attend(AttentionProblem problem, Position position,
+                               const PlanOptions& options) {
+  Result<Attend> made = Attend::make(problem, position, shape, device, options, memory);
+  if (!made.ok()) return made.status();
+  attend = std::move(made).value();
+  return {};
+}
+
+}  // namespace fovea::layers

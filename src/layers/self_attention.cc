@@ -1,0 +1,155 @@
+// SelfAttention, GroupedQueryAttention and MultiQueryAttention: one projection of q, k and v.
+#include <algorithm>
+
+#include "api/guard.h"
+#include "base/refusal.h"
+#include "layers/heads.h"
+#include "layers/self_inputs.h"
+
+namespace fovea {
+namespace layers {
+namespace {
+
+class FusedLayer final : public LayerPlan<FusedWeights>::Impl {
+ public:
+  Status make(const GroupedQueryOptions& o, int64_t head_dim, const LayerShape& with, Device on,
+              const PlanOptions& plan) {
+    embed_ = o.embed_dim;
+    sizes_ = {o.num_heads, o.num_kv_heads, head_dim};
+    bias_ = o.bias;
+    const int64_t widest = std::max(embed_, qkv_width());
+    if (Status s = make_steps(with, o.dtype, o.max_seq_len, on, plan,
+                              Heads::needs(o, with, head_dim, widest));
+        !s.ok()) {
+      return s;
+    }
+    qkv_ = memory.saved(dtype, {shape.batch, shape.q_len, qkv_width()});
+    if (Status s = heads_.make(*this, o, sizes_, plan); !s.ok()) return s;
+    dqkv_ = memory.backward(dtype, {shape.batch, shape.q_len, qkv_width()});
+    dheads_ = memory.backward(dtype, {shape.batch, shape.q_len, out_width()});
+    return {};
+  }
+
+  Status check_forward(const LayerForward<FusedWeights>& call, CallCheck& check) const override {
+    check_inputs(call, call.weights, check);
+    check.output("out", call.out, row_dims());
+    return check.finish();
+  }
+
+  Status check_backward(const LayerBackward<FusedWeights>& call, CallCheck& check) const override {
+    check_inputs(call, call.weights, check);
+    check.input("dout", call.dout, row_dims());
+    check_self_gradients(check, call.dquery, call.dkey, call.dvalue, row_dims());
+    check.prefix("dweights.");
+    check_weights(call.dweights, CallCheck::Weights::kGradients, check);
+    check.prefix("");
+    return check.finish();
+  }
+
+  void forward(Run& run, const Memory& at, const LayerForward<FusedWeights>& call) const override {
+    const TensorView qkv = at.at(qkv_);
+    engine->linear(run, call.query, {call.weights.qkv, call.weights.qkv_bias}, qkv);
+    const TensorView heads =
+        heads_.forward(run, *this, at, call, call.weights.norm, split(qkv), call.cache);
+    engine->linear(run, heads, {call.weights.out, call.weights.out_bias}, call.out);
+  }
+
+  void backward(Run& run, const Memory& at,
+                const LayerBackward<FusedWeights>& call) const override {
+    const TensorView dheads = at.at(dheads_), dqkv = at.at(dqkv_);
+    engine->linear_dw(run, call.dout, heads_.output(at),
+                      {call.dweights.out, call.dweights.out_bias});
+    engine->linear_dx(run, call.dout, {call.weights.out}, dheads, Write::kSet);
+    heads_.backward(run, *this, at, call, call.weights.norm, call.dweights.norm, split(at.at(qkv_)),
+                    dheads, split(dqkv));
+    engine->linear_dw(run, dqkv, call.query, {call.dweights.qkv, call.dweights.qkv_bias});
+    if (call.dquery.given()) {
+      engine->linear_dx(run, dqkv, {call.weights.qkv}, call.dquery, Write::kSet);
+    }
+  }
+
+  LayerCache cache_views() const override { return heads_.cache_views(*this); }
+
+ private:
+  int64_t out_width() const { return sizes_.heads * sizes_.dim; }
+  int64_t qkv_width() const { return (sizes_.heads + 2 * sizes_.heads_kv) * sizes_.dim; }
+
+  HeadTensors split(const TensorView& qkv) const {
+    const int64_t kv = sizes_.heads_kv * sizes_.dim;
+    return {as_heads(columns(qkv, 0, out_width()), sizes_.heads),
+            as_heads(columns(qkv, out_width(), kv), sizes_.heads_kv),
+            as_heads(columns(qkv, out_width() + kv, kv), sizes_.heads_kv)};
+  }
+
+  RowDims row_dims() const { return {shape.batch, shape.q_len, embed_}; }
+
+  void check_inputs(const LayerInputs& in, const FusedWeights& weights, CallCheck& check) const {
+    check_self_inputs(check, in, row_dims());
+    heads_.check_inputs(check, *this, in);
+    check.prefix("weights.");
+    check_weights(weights, CallCheck::Weights::kRead, check);
+    check.prefix("");
+  }
+
+  void check_weights(const FusedWeights& w, CallCheck::Weights kind, CallCheck& check) const {
+    const Dim qkv{"(num_heads + 2 num_kv_heads) * head_dim", qkv_width()};
+    const Dim embed{"embed_dim", embed_}, heads{"num_heads * head_dim", out_width()};
+    check.weight(kind, "qkv", w.qkv, {qkv, embed});
+    check.weight(kind, "out", w.out, {embed, heads});
+    check.bias(kind, bias_, "qkv_bias", w.qkv_bias, qkv);
+    check.bias(kind, bias_, "out_bias", w.out_bias, embed);
+    heads_.check_norm(check, kind, w.norm);
+  }
+
+  int64_t embed_ = 0;
+  HeadSizes sizes_;
+  bool bias_ = true;
+  Heads heads_;
+  Slot qkv_;            // saved; q and k as RoPE left them
+  Slot dqkv_, dheads_;  // backward
+};
+
+Result<LayerPlan<FusedWeights>> make(const GroupedQueryOptions& o, const LayerShape& shape,
+                                     Device device, const PlanOptions& plan) {
+  OptionCheck check;
+  check.common(o, shape);
+  check.at_least("num_kv_heads", o.num_kv_heads, 1);
+  if (check.ok()) check.multiple("num_heads", o.num_heads, "num_kv_heads", o.num_kv_heads);
+  check.is(shape.kv_len == 0 || shape.kv_len == shape.q_len, "shape.kv_len", show(shape.kv_len),
+           "be 0 or q_len = " + show(shape.q_len) + ": this layer attends to query itself");
+  const int64_t head_dim = head_dim_of(o, check);
+  if (o.position == Position::kRope) check.rope(o.rope, head_dim);
+  check.extent("weights.qkv", {3, o.num_heads, head_dim, o.embed_dim});
+  check.extent("activations", {std::max<int64_t>(1, shape.batch),
+                               std::max({int64_t{1}, shape.q_len, o.max_seq_len}), 3, o.num_heads,
+                               std::max(head_dim, o.embed_dim)});
+  if (!check.ok()) return check.status();
+  auto layer = std::make_shared<FusedLayer>();
+  if (Status s = layer->make(o, head_dim, shape, device, plan); !s.ok()) return s;
+  return LayerPlan<FusedWeights>(std::move(layer));
+}
+
+}  // namespace
+}  // namespace layers
+
+Result<LayerPlan<FusedWeights>> make_layer(const GroupedQueryOptions& options,
+                                           const LayerShape& shape, Device device,
+                                           const PlanOptions& plan) {
+  return guarded<Result<LayerPlan<FusedWeights>>>(
+      [&] { return layers::make(options, shape, device, plan); });
+}
+
+Result<LayerPlan<FusedWeights>> make_layer(const SelfAttentionOptions& options,
+                                           const LayerShape& shape, Device device,
+                                           const PlanOptions& plan) {
+  return make_layer(GroupedQueryOptions{options, options.num_heads, options.bias}, shape, device,
+                    plan);
+}
+
+Result<LayerPlan<FusedWeights>> make_layer(const MultiQueryOptions& options,
+                                           const LayerShape& shape, Device device,
+                                           const PlanOptions& plan) {
+  return make_layer(GroupedQueryOptions{options, 1, options.bias}, shape, device, plan);
+}
+
+}  // namespace fovea
