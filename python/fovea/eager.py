@@ -1,0 +1,52 @@
+"""The short way from Python to the attention op in eager mode.
+
+torch.library's autograd is a Python kernel that every call goes through, with or without gradients, and whose cost
+grows with the square of the number of arguments. What it does is done here directly; tracing, autocast, and those
+who call torch.ops.fovea themselves take the registered way, with the same results."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Tuple
+
+import torch
+from torch import Tensor
+
+from . import ops
+
+_below_autograd = torch._C._AutoDispatchBelowAutograd
+
+
+def run_attention(q: Tensor, k: Tensor, v: Tensor, settings: Dict[str, Any]) -> Tuple[Tensor, Tensor]:
+    """(out, lse) of torch.ops.fovea.attention(q, k, v, **settings)."""
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(q.device.type):
+        return ops.attention(q, k, v, **settings)
+    if torch.is_grad_enabled():
+        bias, sink = settings.get("bias"), settings.get("sink")
+        if any(t is not None and t.requires_grad for t in (q, k, v, bias, sink)):
+            return _Attention.apply(q, k, v, settings.pop("bias", None), settings.pop("sink", None), settings)
+    with _below_autograd():
+        return ops.attention(q, k, v, **settings)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, bias, sink, settings):
+        with _below_autograd():
+            out, lse = ops.attention(q, k, v, bias=bias, sink=sink, **settings)
+        ctx.save_for_backward(q, k, v, bias, sink, out, lse)
+        ctx.settings = settings
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dout, dlse):
+        q, k, v, bias, sink, out, lse = ctx.saved_tensors
+        want_dbias, want_dsink = ctx.needs_input_grad[3:5]
+        if dout is None:
+            dout = torch.zeros_like(out)
+        with _below_autograd():
+            dq, dk, dv, dbias, dsink = ops.attention_backward(
+                dout, dlse, out, lse, want_dbias, want_dsink, q, k, v, bias=bias, sink=sink, **ctx.settings
+            )
+        return dq, dk, dv, dbias if want_dbias else None, dsink if want_dsink else None, None
