@@ -13,6 +13,7 @@ struct Request {
   Viewed q, k, v;
   Viewed bias, mask, key_lengths, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_kv;
   std::optional<Tensor> dropout_seed;  // [2] int64 on the CPU: seed, offset
+  Order order = Order::kRowsFirst;     // of q, k, v, out and their gradients
   AttentionProblem problem;
   PlanOptions options;
 };
@@ -55,13 +56,16 @@ void take_settings(Arguments& arguments, Request& r) {
     r.options.backend = *std::move(backend);
   }
   r.options.threads = thread_count();
+  r.order = arguments.take<bool>() ? Order::kHeadsFirst : Order::kRowsFirst;
 }
 
-// The sizes of the problem are those of q, k and v; the library then holds every tensor against
-// them.
-void read_sizes(Request& r) {
-  AttentionProblem& p = r.problem;
-  const bool packed = r.cu_seqlens_q.view.given() || r.cu_seqlens_kv.view.given();
+// As the library counts dimensions: [batch, row, head, dim].
+void put_rows_first(const Request& r, Viewed& tensor) {
+  if (r.order == Order::kHeadsFirst) swap_rows_and_heads(tensor.view);
+}
+
+void check_ranks(const Request& r) {
+  const bool packed = r.problem.layout == Layout::kPacked;
   const int rank = packed ? 3 : 4;
   for (const auto& [name, tensor] :
        {std::pair{"q", &r.q}, std::pair{"k", &r.k}, std::pair{"v", &r.v}}) {
@@ -70,12 +74,20 @@ void read_sizes(Request& r) {
                              std::to_string(tensor->view.rank) + ", must be " +
                              std::to_string(rank) + (packed ? " in the packed layout" : ""));
   }
+  if (packed && r.order == Order::kHeadsFirst) {
+    throw std::runtime_error("fovea: heads_first is true, must be false in the packed layout");
+  }
+}
+
+// The sizes of the problem are those of q, k and v; the library then holds every tensor against
+// them.
+void read_sizes(Request& r) {
+  AttentionProblem& p = r.problem;
   const auto& q = r.q.view.sizes;
   const auto& k = r.k.view.sizes;
   const auto& v = r.v.view.sizes;
   p.dtype = r.q.view.dtype;
-  if (packed) {
-    p.layout = Layout::kPacked;
+  if (p.layout == Layout::kPacked) {
     p.batch = r.cu_seqlens_q.view.given() ? r.cu_seqlens_q.view.sizes[0] - 1 : 0;
     p.total_q = q[0], p.total_kv = k[0];
     p.head_q = q[1], p.head_kv = k[1];
@@ -85,20 +97,29 @@ void read_sizes(Request& r) {
     p.head_q = q[2], p.head_kv = k[2];
     p.dim_qk = q[3], p.dim_v = v[3];
   }
+}
+
+void read_features(Request& r) {
   const auto add = [&](const Viewed& tensor, Feature feature) {
-    if (tensor.view.given()) p.features = p.features | feature;
+    if (tensor.view.given()) r.problem.features = r.problem.features | feature;
   };
   add(r.bias, Feature::kBias);
   add(r.mask, Feature::kBoolMask);
   add(r.key_lengths, Feature::kKeyLengths);
   add(r.alibi_slopes, Feature::kAlibi);
   add(r.sink, Feature::kSink);
+  if (r.cu_seqlens_q.view.given() || r.cu_seqlens_kv.view.given()) {
+    r.problem.layout = Layout::kPacked;
+  }
 }
 
 Request take_request(Arguments& arguments) {
   Request request;
   take_tensors(arguments, request);
   take_settings(arguments, request);
+  read_features(request);
+  check_ranks(request);
+  for (Viewed* tensor : {&request.q, &request.k, &request.v}) put_rows_first(request, *tensor);
   read_sizes(request);
   return request;
 }
@@ -130,9 +151,9 @@ Plan plan_for(const Request& r) {
   return *std::move(plan);
 }
 
-Viewed empty_out(const AttentionProblem& p, Device device) {
+Viewed empty_out(const AttentionProblem& p, Device device, Order order) {
   if (p.layout == Layout::kPacked) return empty({p.total_q, p.head_q, p.dim_v}, p.dtype, device);
-  return empty({p.batch, p.q_len, p.head_q, p.dim_v}, p.dtype, device);
+  return empty({p.batch, p.q_len, p.head_q, p.dim_v}, p.dtype, device, order);
 }
 
 Viewed empty_lse(const AttentionProblem& p, Device device) {
@@ -155,7 +176,8 @@ void attention(StableIValue* stack, uint64_t, uint64_t) {
   const Request r = take_request(arguments);
   const Plan plan = plan_for(r);
   const Device device = r.q.view.device;
-  const Viewed out = empty_out(r.problem, device), lse = empty_lse(r.problem, device);
+  const Viewed out = empty_out(r.problem, device, r.order);
+  const Viewed lse = empty_lse(r.problem, device);
   ForwardTensors tensors;
   set_inputs(r, tensors);
   tensors.out = out.view;
@@ -167,16 +189,20 @@ void attention(StableIValue* stack, uint64_t, uint64_t) {
 
 void attention_backward(StableIValue* stack, uint64_t, uint64_t) {
   Arguments arguments(stack);
-  const Viewed dout = take_tensor(arguments, "dout");
+  Viewed dout = take_tensor(arguments, "dout");
   const Viewed dlse = take_optional(arguments, "dlse");
-  const Viewed out = take_tensor(arguments, "out");
+  Viewed out = take_tensor(arguments, "out");
   const Viewed lse = take_tensor(arguments, "lse");
   const bool want_dbias = arguments.take<bool>();
   const bool want_dsink = arguments.take<bool>();
   const Request r = take_request(arguments);
+  put_rows_first(r, dout);
+  put_rows_first(r, out);
   const Plan plan = plan_for(r);
   const Device device = r.q.view.device;
-  const Viewed dq = empty_like(r.q.view), dk = empty_like(r.k.view), dv = empty_like(r.v.view);
+  const Viewed dq = empty_like(r.q.view, r.order);
+  const Viewed dk = empty_like(r.k.view, r.order);
+  const Viewed dv = empty_like(r.v.view, r.order);
   const Viewed dbias = empty_gradient(r.bias, want_dbias);
   const Viewed dsink = empty_gradient(r.sink, want_dsink);
   BackwardTensors tensors;

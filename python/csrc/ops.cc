@@ -7,14 +7,15 @@
 namespace {
 
 // Shapes as in fovea/attention.h. q_len and kv_len are read in the packed layout only (cu_seqlens
-// given), where they are the longest sequence's. Read in this order by take_request in
-// attention.cc.
+// given), where they are the longest sequence's. heads_first: q, k, v, out and their gradients are
+// [batch, head, seq, dim]. Read in this order by take_request in attention.cc.
 const std::string kRequest =
     "Tensor q, Tensor k, Tensor v, Tensor? bias=None, Tensor? mask=None, Tensor? key_lengths=None, "
     "Tensor? alibi_slopes=None, Tensor? sink=None, Tensor? cu_seqlens_q=None, "
     "Tensor? cu_seqlens_kv=None, Tensor? dropout_seed=None, SymInt q_len=0, SymInt kv_len=0, "
     "SymInt left=-1, SymInt right=-1, SymInt prefix=0, float? scale=None, float softcap=0.0, "
-    "float dropout=0.0, bool deterministic=False, bool tf32=False, str? backend=None";
+    "float dropout=0.0, bool deterministic=False, bool tf32=False, str? backend=None, "
+    "bool heads_first=False";
 
 void implement(torch::stable::detail::StableLibrary& m) {
   m.impl("attention", fovea::torch_ops::attention);

@@ -41,15 +41,15 @@ int32_t torch_dtype(DType dtype) {
   throw std::runtime_error("fovea: a dtype that torch has no name for");
 }
 
-// Not torch::stable::empty: that one looks aten::empty up by its name at every call.
-Tensor allocate(int64_t rank, const int64_t* sizes, const int64_t* strides, int32_t dtype,
-                Device device) {
-  const bool on_gpu = device.type == DeviceType::kCuda;
+// A tensor of the view's sizes and strides. Not torch::stable::empty: that one looks aten::empty up
+// by its name at every call.
+Tensor allocate(const TensorView& view, int32_t dtype) {
+  const bool on_gpu = view.device.type == DeviceType::kCuda;
   AtenTensorHandle handle = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-      rank, sizes, strides, dtype,
+      view.rank, view.sizes.data(), view.strides.data(), dtype,
       on_gpu ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu(),
-      on_gpu ? device.index : -1, &handle));
+      on_gpu ? view.device.index : -1, &handle));
   return Tensor(handle);
 }
 
@@ -83,34 +83,43 @@ Viewed viewed(const char* name, std::optional<Tensor> tensor) {
   return {std::move(tensor), view};
 }
 
-Viewed empty(std::initializer_list<int64_t> sizes, DType dtype, Device device) {
+void swap_rows_and_heads(TensorView& view) {
+  std::swap(view.sizes[1], view.sizes[2]);
+  std::swap(view.strides[1], view.strides[2]);
+}
+
+Viewed empty(std::initializer_list<int64_t> sizes, DType dtype, Device device, Order order) {
   TensorView view;
   view.dtype = dtype;
   view.device = device;
   view.rank = static_cast<int>(sizes.size());
   std::copy(sizes.begin(), sizes.end(), view.sizes.begin());
-  return empty_like(view);
+  return empty_like(view, order);
 }
 
-Viewed empty_like(const TensorView& like) {
+Viewed empty_like(const TensorView& like, Order order) {
   TensorView view = like;
   int64_t dense = 1;
   for (auto i = static_cast<size_t>(view.rank); i-- > 0;) {
     view.strides[i] = dense;
     dense *= std::max<int64_t>(view.sizes[i], 1);  // as torch counts an empty dimension
   }
-  Tensor tensor = allocate(view.rank, view.sizes.data(), view.strides.data(),
-                           torch_dtype(view.dtype), view.device);
+  TensorView shown = view;
+  if (order == Order::kHeadsFirst) swap_rows_and_heads(shown);
+  Tensor tensor = allocate(shown, torch_dtype(view.dtype));
   view.data = tensor.data_ptr();
   return {std::move(tensor), view};
 }
 
 Scratch::Scratch(size_t bytes, Device device) {
   if (bytes == 0) return;
-  const auto size = static_cast<int64_t>(bytes);
-  const int64_t stride = 1;
+  TensorView view;
+  view.device = device;
+  view.rank = 1;
+  view.sizes[0] = static_cast<int64_t>(bytes);
+  view.strides[0] = 1;
   // torch aligns memory to 64 bytes on the CPU and to more on a GPU: kWorkspaceAlignment holds.
-  memory_ = allocate(1, &size, &stride, aoti_torch_dtype_uint8(), device);
+  memory_ = allocate(view, aoti_torch_dtype_uint8());
   workspace_ = {memory_->data_ptr(), bytes};
 }
 

@@ -43,9 +43,16 @@ struct Viewed {
 };
 Viewed viewed(const char* name, std::optional<Tensor> tensor);
 
-// A new dense tensor, not initialised.
-Viewed empty(std::initializer_list<int64_t> sizes, DType dtype, Device device);
-Viewed empty_like(const TensorView& view);
+// How a tensor of rows and heads is shown to torch; its view is [batch, row, head, dim] either way.
+enum class Order { kRowsFirst, kHeadsFirst };
+
+// The view of a tensor [batch, head, row, dim] as [batch, row, head, dim].
+void swap_rows_and_heads(TensorView& view);
+
+// A new tensor, not initialised, dense in the order of its view.
+Viewed empty(std::initializer_list<int64_t> sizes, DType dtype, Device device,
+             Order order = Order::kRowsFirst);
+Viewed empty_like(const TensorView& view, Order order = Order::kRowsFirst);
 
 // Scratch memory of one call. torch gives it back to the stream it was used on.
 class Scratch {

@@ -22,7 +22,13 @@ def run_attention(q: Tensor, k: Tensor, v: Tensor, settings: Dict[str, Any]) -> 
         return ops.attention(q, k, v, **settings)
     if torch.is_grad_enabled():
         bias, sink = settings.get("bias"), settings.get("sink")
-        if any(t is not None and t.requires_grad for t in (q, k, v, bias, sink)):
+        if (
+            q.requires_grad
+            or k.requires_grad
+            or v.requires_grad
+            or (bias is not None and bias.requires_grad)
+            or (sink is not None and sink.requires_grad)
+        ):
             return _Attention.apply(q, k, v, settings.pop("bias", None), settings.pop("sink", None), settings)
     with _below_autograd():
         return ops.attention(q, k, v, **settings)

@@ -3,16 +3,14 @@ that torch's scaled_dot_product_attention has [batch, head, seq, dim], for which
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Sequence, Tuple, Union
+from typing import Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
 
 from . import ops
 from .eager import run_attention
-
-Window = Tuple[Optional[int], Optional[int]]
-_LARGEST_SEED = torch.iinfo(torch.int64).max
+from .settings import Window, op_settings, per_score
 
 
 def attention(
@@ -63,13 +61,13 @@ def attention(
         out [batch, q_len, head_q, dim_v], or (out, lse). Both are differentiable: gradients reach q, k, v, bias
         and sink.
     """
-    settings = _settings(
+    settings = op_settings(
         q, causal, window, prefix, alibi_slopes, softcap, sink, dropout_p, scale, deterministic, backend
     )
     if bias is not None:
-        settings["bias"] = _per_score("bias", bias, k.shape[1])
+        settings["bias"] = per_score("bias", bias, k.shape[1])
     if mask is not None:
-        settings["mask"] = _per_score("mask", mask, k.shape[1])
+        settings["mask"] = per_score("mask", mask, k.shape[1])
     if key_lengths is not None:
         settings["key_lengths"] = key_lengths.to(torch.int32)
     out, lse = run_attention(q, k, v, settings)
@@ -113,7 +111,7 @@ def attention_varlen(
     Returns:
         out [total_q, head_q, dim_v], or (out, lse) with lse [head_q, total_q].
     """
-    settings = _settings(
+    settings = op_settings(
         q, causal, window, prefix, alibi_slopes, softcap, sink, dropout_p, scale, deterministic, backend
     )
     settings.update(
@@ -181,70 +179,6 @@ def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> Tuple[Tensor, Tenso
         one part only.
     """
     return ops.merge(list(outs), list(lses))
-
-
-def _settings(
-    q: Tensor,
-    causal: bool,
-    window: Optional[Window],
-    prefix: int,
-    alibi_slopes: Optional[Tensor],
-    softcap: float,
-    sink: Optional[Tensor],
-    dropout_p: float,
-    scale: Optional[float],
-    deterministic: Optional[bool],
-    backend: Optional[str],
-) -> Dict[str, Any]:
-    """The op's arguments that are not its defaults: every argument that is passed costs time at each call."""
-    settings: Dict[str, Any] = {}
-    if window is not None:
-        left, right = window
-        if left is not None:
-            settings["left"] = left
-        if right is not None:
-            settings["right"] = right
-    if causal:
-        settings["right"] = 0
-    if prefix:
-        settings["prefix"] = prefix
-    if alibi_slopes is not None:
-        if alibi_slopes.requires_grad and torch.is_grad_enabled():
-            raise NotImplementedError("attention: alibi_slopes has no gradient; detach it")
-        settings["alibi_slopes"] = _wide(alibi_slopes, q)
-    if softcap:
-        settings["softcap"] = softcap
-    if sink is not None:
-        settings["sink"] = _wide(sink, q)
-    if dropout_p:
-        # On the CPU even for a GPU's tensors: engines take the seed as a number, so no call waits for a GPU.
-        settings["dropout_seed"] = torch.randint(_LARGEST_SEED, (2,), dtype=torch.int64, device="cpu")
-        settings["dropout"] = dropout_p
-    if scale is not None:
-        settings["scale"] = scale
-    if torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic:
-        settings["deterministic"] = True
-    if q.is_cuda and q.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
-        settings["tf32"] = True
-    if backend is not None:
-        settings["backend"] = backend
-    return settings
-
-
-def _per_score(name: str, tensor: Tensor, kv_len: int) -> Tensor:
-    """[batch or 1, head_q or 1, q_len or 1, kv_len]: what the engines broadcast, without a copy where they can."""
-    if (tensor.dtype == torch.bool) != (name == "mask"):
-        takes = "bool" if name == "mask" else "a float type; a bool tensor is a mask"
-        raise TypeError(f"attention: {name}.dtype is {tensor.dtype}, must be {takes}")
-    if tensor.dim() < 4:
-        tensor = tensor[(None,) * (4 - tensor.dim())]
-    if tensor.shape[-1] != kv_len:
-        tensor = tensor.expand(-1, -1, -1, kv_len)
-    return tensor
-
-
-def _wide(per_head: Tensor, q: Tensor) -> Tensor:
-    return per_head.to(torch.float64 if q.dtype == torch.float64 else torch.float32)
 
 
 def _append(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, lengths: Union[int, Tensor]):

@@ -12,7 +12,8 @@ from typing import Any, Optional, Tuple
 import torch
 from torch import Tensor
 
-from .functional import attention
+from .eager import run_attention
+from .settings import op_settings, per_score
 
 
 def register(name: str = "fovea") -> None:
@@ -51,16 +52,17 @@ def attention_forward(
     if causal and key.shape[2] != q_len:
         # A cache that was allocated but not filled: transformers aligns at the start, nobody sees what follows.
         key, value = key[:, :, :q_len], value[:, :, :q_len]
-    bias, mask = position_bias, None
+    bias = position_bias
     if bias is not None:
         bias = bias[..., : key.shape[2]]
+    settings = op_settings(query, causal, softcap=softcap or 0.0, sink=s_aux, dropout_p=dropout, scale=scaling)
     if attention_mask is not None:
         if attention_mask.dtype == torch.bool:
-            mask = attention_mask
+            settings["mask"] = per_score("mask", attention_mask, key.shape[2])
         else:
             bias = attention_mask if bias is None else bias + attention_mask
-    out = attention(
-        query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), causal=causal, bias=bias, mask=mask,
-        softcap=softcap or 0.0, sink=s_aux, dropout_p=dropout, scale=scaling,
-    )  # fmt: skip
-    return out, None
+    if bias is not None:
+        settings["bias"] = per_score("bias", bias, key.shape[2])
+    settings["heads_first"] = True
+    out, _ = run_attention(query, key, value, settings)
+    return out.transpose(1, 2), None

@@ -3,6 +3,7 @@ autocast, and how much work a call is. Importing this module loads the library t
 
 from __future__ import annotations
 
+import math
 import pathlib
 
 import torch
@@ -15,36 +16,61 @@ attention_backward = torch.ops.fovea.attention_backward.default
 merge = torch.ops.fovea.merge.default
 version = torch.ops.fovea.version.default
 
-# The arguments that both passes of attention share, by their place in the schema.
-_Q, _K, _V, _BIAS, _MASK, _KEY_LENGTHS, _ALIBI, _SINK, _CU_Q, _CU_KV, _SEED = range(11)
-_TENSORS = 11
+
+def _names(op) -> list:
+    return [argument.name for argument in op._schema.arguments]
+
+
+_FORWARD, _BACKWARD = _names(attention), _names(attention_backward)
+_TENSORS = _FORWARD.index("dropout_seed") + 1  # tensors come first, then numbers
+_BIAS, _ALIBI, _SINK = (_FORWARD.index(name) for name in ("bias", "alibi_slopes", "sink"))
 
 
 # --- shapes -----------------------------------------------------------------------------------------------------
 
 
+def _named(names, args, settings) -> dict:
+    """A call's arguments by name. torch passes what was given in either way, and leaves defaults out."""
+    return {**dict(zip(names, args)), **settings}
+
+
+def _empty(like, shape, heads_first):
+    """Dense as [batch, seq, head, dim], whichever way torch is shown it."""
+    if not heads_first:
+        return like.new_empty(shape)
+    batch, head, length, dim = shape
+    return like.new_empty((batch, length, head, dim)).transpose(1, 2)
+
+
 @torch.library.register_fake("fovea::attention")
 def _attention_shapes(q, k, v, *rest, **settings):
-    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    heads_first = _named(_FORWARD[3:], rest, settings).get("heads_first", False)
     if q.dim() == 3:  # packed
         total_q, head_q, _ = q.shape
         lse_shape = (head_q, total_q)
+    elif heads_first:
+        lse_shape = q.shape[:3]
     else:
         batch, q_len, head_q, _ = q.shape
         lse_shape = (batch, head_q, q_len)
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    out = _empty(q, (*q.shape[:-1], v.shape[-1]), heads_first)
     return out, q.new_empty(lse_shape, dtype=lse_dtype)
 
 
 @torch.library.register_fake("fovea::attention_backward")
-def _attention_backward_shapes(
-    dout, dlse, out, lse, want_dbias, want_dsink, q, k, v, bias=None, mask=None, key_lengths=None,
-    alibi_slopes=None, sink=None, *rest, **settings
-):  # fmt: skip
-    def gradient(of, wanted=True):
-        return of.new_empty(of.shape) if wanted else q.new_empty((0,), dtype=torch.float32)
+def _attention_backward_shapes(*args, **settings):
+    given = _named(_BACKWARD, args, settings)
 
-    return gradient(q), gradient(k), gradient(v), gradient(bias, want_dbias), gradient(sink, want_dsink)
+    def gradient(name, wanted):
+        return given[name].new_empty(given[name].shape) if wanted else given["q"].new_empty((0,), dtype=torch.float32)
+
+    heads_first = given.get("heads_first", False)
+    return (
+        *(_empty(given[name], given[name].shape, heads_first) for name in ("q", "k", "v")),
+        gradient("bias", given["want_dbias"]),
+        gradient("sink", given["want_dsink"]),
+    )
 
 
 @torch.library.register_fake("fovea::merge")
@@ -137,22 +163,24 @@ _register_autocast("cuda", "AutocastCUDA")
 # --- work -------------------------------------------------------------------------------------------------------
 
 
-def _scores(q, k, cu_q, cu_kv) -> int:
+def _scores(given: dict) -> int:
     """How many scores there are, masks not counted, as torch counts its own attention."""
-    if q.dim() == 4:
-        batch, q_len, head_q, _ = q.shape
-        return batch * head_q * q_len * k.shape[1]
-    return q.shape[1] * int((cu_q.diff().long() * cu_kv.diff().long()).sum())
+    q, k = given["q"], given["k"]
+    if q.dim() == 3:
+        lengths = (given[name].diff().long() for name in ("cu_seqlens_q", "cu_seqlens_kv"))
+        return q.shape[1] * int(math.prod(lengths).sum())
+    kv_len = k.shape[2] if given.get("heads_first", False) else k.shape[1]
+    return math.prod(q.shape[:3]) * kv_len
 
 
 @register_flop_formula(torch.ops.fovea.attention, get_raw=True)
-def _attention_flop(q, k, v, *rest, out_val=None, **settings) -> int:
-    tensors = (q, k, v, *rest, *[None] * _TENSORS)
-    return 2 * _scores(q, k, tensors[_CU_Q], tensors[_CU_KV]) * (q.shape[-1] + v.shape[-1])
+def _attention_flop(*args, out_val=None, **settings) -> int:
+    given = _named(_FORWARD, args, settings)
+    return 2 * _scores(given) * (given["q"].shape[-1] + given["v"].shape[-1])
 
 
 @register_flop_formula(torch.ops.fovea.attention_backward, get_raw=True)
-def _attention_backward_flop(dout, dlse, out, lse, want_dbias, want_dsink, q, k, v, *rest, out_val=None, **settings) -> int:
-    """Five products: scores again, dweights, dv; dq and dk."""
-    tensors = (q, k, v, *rest, *[None] * _TENSORS)
-    return 2 * _scores(q, k, tensors[_CU_Q], tensors[_CU_KV]) * (3 * q.shape[-1] + 2 * v.shape[-1])
+def _attention_backward_flop(*args, out_val=None, **settings) -> int:
+    """Five products: scores again, dq and dk; dweights and dv."""
+    given = _named(_BACKWARD, args, settings)
+    return 2 * _scores(given) * (3 * given["q"].shape[-1] + 2 * given["v"].shape[-1])

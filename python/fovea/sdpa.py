@@ -6,7 +6,8 @@ from typing import Optional
 
 from torch import Tensor
 
-from .functional import attention
+from .eager import run_attention
+from .settings import op_settings, per_score
 
 
 def scaled_dot_product_attention(
@@ -40,27 +41,24 @@ def scaled_dot_product_attention(
     if query.dim() != 4:
         return _of_other_rank(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     batch, head_q, q_len, _ = query.shape
+    head_kv, kv_len = key.shape[1:3]
     if key.shape[0] != batch or value.shape[0] != batch:
         key, value = (t.expand(batch, -1, -1, -1) for t in (key, value))
-    if not enable_gqa and (key.shape[1] != head_q or value.shape[1] != head_q):
+    if head_kv != head_q and not enable_gqa:
         key, value = (t.expand(-1, head_q, -1, -1) for t in (key, value))  # fails where it is not 1
     window = None
-    if is_causal and key.shape[2] != q_len:
+    if is_causal and kv_len != q_len:
         # Aligned at the start, nobody sees a key beyond the last query; then the ends are aligned too, unless
         # there are fewer keys than queries: the ends being apart, query i stands that much further back.
         key, value = key[:, :, :q_len], value[:, :, :q_len]
-        window, is_causal = (None, q_len - key.shape[2]), False
-    bias = mask = None
+        kv_len = key.shape[2]
+        window, is_causal = (None, q_len - kv_len), False
+    settings = op_settings(query, is_causal, window, dropout_p=dropout_p, scale=scale)
     if attn_mask is not None:
-        if attn_mask.dtype.is_floating_point:
-            bias = attn_mask
-        else:
-            mask = attn_mask
-    out = attention(
-        query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), causal=is_causal, window=window,
-        bias=bias, mask=mask, dropout_p=dropout_p, scale=scale,
-    )  # fmt: skip
-    return out.transpose(1, 2)
+        name = "bias" if attn_mask.dtype.is_floating_point else "mask"
+        settings[name] = per_score(name, attn_mask, kv_len)
+    settings["heads_first"] = True
+    return run_attention(query, key, value, settings)[0]
 
 
 def _of_other_rank(query, key, value, attn_mask, *settings) -> Tensor:

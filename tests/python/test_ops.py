@@ -79,6 +79,21 @@ def test_opcheck_attention(device, feature):
     torch.library.opcheck(attention, dense(device, dtype, grad=True), settings)
 
 
+def test_opcheck_attention_heads_first(device):
+    q, k, v = (t.detach().transpose(1, 2).contiguous().requires_grad_() for t in dense(device, torch.float32))
+    torch.library.opcheck(attention, (q, k, v), dict(heads_first=True, right=0))
+
+
+def test_heads_first_is_the_same_transposed(device):
+    q, k, v = dense(device, torch.float32)
+    out, lse = attention(q, k, v)
+    swapped, same_lse = attention(*(t.transpose(1, 2) for t in (q, k, v)), heads_first=True)
+    assert torch.equal(swapped.transpose(1, 2), out) and torch.equal(lse, same_lse)
+    with pytest.raises(RuntimeError, match="heads_first is true, must be false in the packed layout"):
+        qkv, starts = packed(device, torch.float32)
+        attention(*qkv, **starts, heads_first=True)
+
+
 def test_opcheck_attention_packed(device):
     dtype = torch.float64 if device == "cpu" else torch.float32
     qkv, starts = packed(device, dtype, grad=True)

@@ -35,7 +35,7 @@ def assert_same(mine, theirs, tolerance=2e-5):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("q_len, kv_len", itertools.product([1, 5, 33], repeat=2))
+@pytest.mark.parametrize("q_len, kv_len", list(itertools.product([1, 5, 33], repeat=2)))
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_lengths(device, q_len, kv_len, is_causal):
     """Causal is aligned at the start, for more keys than queries and for fewer."""
