@@ -18,7 +18,7 @@ _below_autograd = torch._C._AutoDispatchBelowAutograd
 
 def run_attention(q: Tensor, k: Tensor, v: Tensor, settings: Dict[str, Any]) -> Tuple[Tensor, Tensor]:
     """(out, lse) of torch.ops.fovea.attention(q, k, v, **settings)."""
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled(q.device.type):
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu"):
         return ops.attention(q, k, v, **settings)
     if torch.is_grad_enabled():
         bias, sink = settings.get("bias"), settings.get("sink")

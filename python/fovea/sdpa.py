@@ -41,8 +41,8 @@ def scaled_dot_product_attention(
     if query.dim() != 4:
         return _of_other_rank(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     batch, head_q, q_len, _ = query.shape
-    head_kv, kv_len = key.shape[1:3]
-    if key.shape[0] != batch or value.shape[0] != batch:
+    batch_kv, head_kv, kv_len, _ = key.shape
+    if batch_kv != batch:
         key, value = (t.expand(batch, -1, -1, -1) for t in (key, value))
     if head_kv != head_q and not enable_gqa:
         key, value = (t.expand(-1, head_q, -1, -1) for t in (key, value))  # fails where it is not 1
