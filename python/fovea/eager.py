@@ -6,7 +6,7 @@ who call torch.ops.fovea themselves take the registered way, with the same resul
 
 from __future__ import annotations
 
-from typing import Any, Dict, Tuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from . import ops
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
-def run_attention(q: Tensor, k: Tensor, v: Tensor, settings: Dict[str, Any]) -> Tuple[Tensor, Tensor]:
+def run_attention(q: Tensor, k: Tensor, v: Tensor, settings: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """(out, lse) of torch.ops.fovea.attention(q, k, v, **settings)."""
     if torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu"):
         return ops.attention(q, k, v, **settings)

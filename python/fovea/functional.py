@@ -3,7 +3,7 @@ that torch's scaled_dot_product_attention has [batch, head, seq, dim], for which
 
 from __future__ import annotations
 
-from typing import Optional, Sequence, Tuple, Union
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,20 +19,20 @@ def attention(
     v: Tensor,
     *,
     causal: bool = False,
-    window: Optional[Window] = None,
+    window: Window | None = None,
     prefix: int = 0,
-    bias: Optional[Tensor] = None,
-    mask: Optional[Tensor] = None,
-    key_lengths: Optional[Tensor] = None,
-    alibi_slopes: Optional[Tensor] = None,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    key_lengths: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
     softcap: float = 0.0,
-    sink: Optional[Tensor] = None,
+    sink: Tensor | None = None,
     dropout_p: float = 0.0,
-    scale: Optional[float] = None,
-    deterministic: Optional[bool] = None,
-    backend: Optional[str] = None,
+    scale: float | None = None,
+    deterministic: bool | None = None,
+    backend: str | None = None,
     return_lse: bool = False,
-) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(scale * q k^T, masked and biased) v, in memory that grows with the sequence and not its square.
 
     Positions are aligned at the end: the last query stands at the last key, so with one query and a long
@@ -84,17 +84,17 @@ def attention_varlen(
     max_kv_len: int,
     *,
     causal: bool = False,
-    window: Optional[Window] = None,
+    window: Window | None = None,
     prefix: int = 0,
-    alibi_slopes: Optional[Tensor] = None,
+    alibi_slopes: Tensor | None = None,
     softcap: float = 0.0,
-    sink: Optional[Tensor] = None,
+    sink: Tensor | None = None,
     dropout_p: float = 0.0,
-    scale: Optional[float] = None,
-    deterministic: Optional[bool] = None,
-    backend: Optional[str] = None,
+    scale: float | None = None,
+    deterministic: bool | None = None,
+    backend: str | None = None,
     return_lse: bool = False,
-) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+) -> Tensor | tuple[Tensor, Tensor]:
     """`attention` over sequences of different lengths that are packed one after the other, without padding.
 
     Args:
@@ -126,19 +126,19 @@ def attention_with_kv_cache(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    k: Optional[Tensor] = None,
-    v: Optional[Tensor] = None,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
     *,
-    cache_lengths: Union[int, Tensor],
+    cache_lengths: int | Tensor,
     causal: bool = True,
-    window: Optional[Window] = None,
-    alibi_slopes: Optional[Tensor] = None,
+    window: Window | None = None,
+    alibi_slopes: Tensor | None = None,
     softcap: float = 0.0,
-    sink: Optional[Tensor] = None,
-    scale: Optional[float] = None,
-    backend: Optional[str] = None,
+    sink: Tensor | None = None,
+    scale: float | None = None,
+    backend: str | None = None,
     return_lse: bool = False,
-) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+) -> Tensor | tuple[Tensor, Tensor]:
     """One step of decoding: writes new keys and values into the cache, then attends to all that it holds.
 
     Args:
@@ -154,7 +154,7 @@ def attention_with_kv_cache(
     if (k is None) != (v is None):
         raise ValueError("attention_with_kv_cache: k and v must be given together")
     lengths = cache_lengths
-    if k is not None:
+    if k is not None and v is not None:
         lengths = _append(k_cache, v_cache, k, v, cache_lengths)
     key_lengths = None
     if isinstance(lengths, Tensor):
@@ -167,7 +167,7 @@ def attention_with_kv_cache(
     )  # fmt: skip
 
 
-def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> Tuple[Tensor, Tensor]:
+def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Joins results over disjoint sets of keys into the result over all of them.
 
     Args:
@@ -181,7 +181,7 @@ def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> Tuple[Tensor, Tenso
     return ops.merge(list(outs), list(lses))
 
 
-def _append(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, lengths: Union[int, Tensor]):
+def _append(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, lengths: int | Tensor):
     new = k.shape[1]
     if isinstance(lengths, Tensor):
         batch = torch.arange(k.shape[0], device=k.device)[:, None]

@@ -1,13 +1,13 @@
 """fovea as an attention implementation of Hugging Face transformers:
 
-    import fovea.hf
-    fovea.hf.register()
-    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="fovea")
+import fovea.hf
+fovea.hf.register()
+model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="fovea")
 """
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,16 +31,16 @@ def attention_forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Optional[Tensor],
+    attention_mask: Tensor | None,
     dropout: float = 0.0,
-    scaling: Optional[float] = None,
-    is_causal: Optional[bool] = None,
-    softcap: Optional[float] = None,
-    s_aux: Optional[Tensor] = None,
-    position_bias: Optional[Tensor] = None,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
     cache: Any = None,
     **kwargs: Any,
-) -> Tuple[Tensor, None]:
+) -> tuple[Tensor, None]:
     """What transformers calls: query [batch, head_q, q_len, dim], key and value likewise, attention_mask bool or
     float, s_aux a sink per head. A window is part of the mask. Returns ([batch, q_len, head_q, dim], None)."""
     if cache is not None:

@@ -63,7 +63,9 @@ def _attention_backward_shapes(*args, **settings):
     given = _named(_BACKWARD, args, settings)
 
     def gradient(name, wanted):
-        return given[name].new_empty(given[name].shape) if wanted else given["q"].new_empty((0,), dtype=torch.float32)
+        return (
+            given[name].new_empty(given[name].shape) if wanted else given["q"].new_empty((0,), dtype=torch.float32)
+        )
 
     heads_first = given.get("heads_first", False)
     return (

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-Window = Tuple[Optional[int], Optional[int]]
+Window = tuple[int | None, int | None]
 _LARGEST_SEED = torch.iinfo(torch.int64).max
 
 
 def op_settings(
     q: Tensor,
     causal: bool,
-    window: Optional[Window] = None,
+    window: Window | None = None,
     prefix: int = 0,
-    alibi_slopes: Optional[Tensor] = None,
+    alibi_slopes: Tensor | None = None,
     softcap: float = 0.0,
-    sink: Optional[Tensor] = None,
+    sink: Tensor | None = None,
     dropout_p: float = 0.0,
-    scale: Optional[float] = None,
-    deterministic: Optional[bool] = None,
-    backend: Optional[str] = None,
-) -> Dict[str, Any]:
+    scale: float | None = None,
+    deterministic: bool | None = None,
+    backend: str | None = None,
+) -> dict[str, Any]:
     """The op's arguments that are not its defaults: every argument that is passed costs time at each call."""
-    settings: Dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if window is not None:
         left, right = window
         if left is not None:

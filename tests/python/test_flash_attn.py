@@ -4,8 +4,8 @@ import inspect
 
 import pytest
 import torch
-import yardstick
 
+import yardstick
 from fovea.compat import flash_attn as compat
 
 COMMON = "dropout_p softmax_scale causal window_size softcap alibi_slopes deterministic return_attn_probs"
@@ -56,7 +56,9 @@ def test_dense(device):
     kv = torch.stack([k, v], 2)
     close(compat.flash_attn_kvpacked_func(q, kv, causal=True), expected(q, k, v, True)[0])
     qkv = torch.randn(2, 7, 3, 4, 16, device=device)
-    close(compat.flash_attn_qkvpacked_func(qkv, window_size=(3, -1)), expected(*qkv.unbind(2), window=(3, None))[0])
+    close(
+        compat.flash_attn_qkvpacked_func(qkv, window_size=(3, -1)), expected(*qkv.unbind(2), window=(3, None))[0]
+    )
 
 
 def test_varlen(device):
@@ -68,10 +70,7 @@ def test_varlen(device):
     out, lse, _ = compat.flash_attn_varlen_kvpacked_func(
         q, kv, starts_q, starts_k, 5, 6, causal=True, return_attn_probs=True
     )
-    want = [
-        expected(a[None], *b[None].unbind(2), causal=True)
-        for a, b in zip(q.split(lens_q), kv.split(lens_k))
-    ]
+    want = [expected(a[None], *b[None].unbind(2), causal=True) for a, b in zip(q.split(lens_q), kv.split(lens_k))]
     close(out, torch.cat([w[0][0] for w in want]))
     close(lse, torch.cat([w[1][0] for w in want], 1))
     k, v = kv.unbind(1)

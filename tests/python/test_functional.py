@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-import yardstick
 
 import fovea
+import yardstick
 
 
 def qkv(device, q_len=9, kv_len=9, head_q=4, head_kv=2, dim=16, batch=2, dtype=torch.float32, grad=False):
@@ -232,7 +232,9 @@ WRONG = {
 
 @pytest.mark.parametrize("message", WRONG)
 def test_what_is_wrong_is_said(device, message):
-    with pytest.raises((RuntimeError, ValueError, TypeError), match=message.replace("(", r"\(").replace("[", r"\[")):
+    with pytest.raises(
+        (RuntimeError, ValueError, TypeError), match=message.replace("(", r"\(").replace("[", r"\[")
+    ):
         WRONG[message](*qkv(device))
 
 

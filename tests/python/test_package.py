@@ -23,7 +23,9 @@ LIBRARY = pathlib.Path(fovea.__file__).with_name("libfovea_torch.so")
 def symbols(*options):
     if shutil.which("nm") is None:
         pytest.skip("no nm on this machine")
-    text = subprocess.run(["nm", "-D", "-C", *options, str(LIBRARY)], capture_output=True, text=True, check=True).stdout
+    text = subprocess.run(
+        ["nm", "-D", "-C", *options, str(LIBRARY)], capture_output=True, text=True, check=True
+    ).stdout
     return [line.split(maxsplit=1)[-1].split(maxsplit=1)[-1].strip() for line in text.splitlines()]
 
 

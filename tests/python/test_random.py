@@ -5,9 +5,9 @@ import random
 
 import pytest
 import torch
-import yardstick
 
 import fovea
+import yardstick
 
 LENGTHS = [0, 1, 2, 3, 5, 8, 16, 17, 31, 33, 64, 65, 100]
 DIMS = [8, 16, 24, 32, 40, 64, 72, 128]

@@ -44,8 +44,33 @@ def formula(q, k, v, *, seen, bias=None, slopes=None, softcap=0.0, sink=None, sc
         scores = torch.cat([scores, column], dim=3)
     lse = torch.logsumexp(scores, dim=3)
     empty = scores.isneginf().all(dim=3, keepdim=True)
-    weights = torch.softmax(scores.masked_fill(empty, 0.0), dim=3).masked_fill(empty, 0.0)
-    return (weights[..., :kv_len] @ v).transpose(1, 2), lse
+    scores = scores.masked_fill(empty, 0.0)
+    if dtype == torch.float64:
+        out = torch.softmax(scores, dim=3).masked_fill(empty, 0.0)[..., :kv_len] @ v
+    else:
+        out = _PlainSoftmax.apply(scores, v, empty)
+    return out.transpose(1, 2), lse
+
+
+class _PlainSoftmax(torch.autograd.Function):
+    """softmax(scores) v with the contract's backward pass. torch's own is exact where a row sees one key, by luck of
+    its order of sums: no yardstick for those who take the differences that the contract writes."""
+
+    @staticmethod
+    def forward(ctx, scores, v, empty):
+        weights = torch.softmax(scores, dim=3).masked_fill(empty, 0.0)
+        out = weights[..., : v.shape[2]] @ v
+        ctx.save_for_backward(weights, v, out)
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        weights, v, out = ctx.saved_tensors
+        kv_len = v.shape[2]
+        delta = (dout * out).sum(3, keepdim=True)
+        dweights = torch.zeros_like(weights)  # a sink's column has no value
+        dweights[..., :kv_len] = dout @ v.transpose(2, 3)
+        return weights * (dweights - delta), weights[..., :kv_len].transpose(2, 3) @ dout, None
 
 
 def excess(result, plain_error, exact, largest_lse=0.0):

@@ -8,8 +8,6 @@ page tables) raises NotImplementedError."""
 
 from __future__ import annotations
 
-from typing import Optional, Tuple, Union
-
 from torch import Tensor
 
 from .. import functional
@@ -24,7 +22,7 @@ __all__ = [
     "flash_attn_with_kvcache",
 ]
 
-Result = Union[Tensor, Tuple[Tensor, Tensor, None]]
+Result = Tensor | tuple[Tensor, Tensor, None]
 
 
 def flash_attn_func(
@@ -32,11 +30,11 @@ def flash_attn_func(
     k: Tensor,
     v: Tensor,
     dropout_p: float = 0.0,
-    softmax_scale: Optional[float] = None,
+    softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
-    alibi_slopes: Optional[Tensor] = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Result:
@@ -55,17 +53,18 @@ def flash_attn_kvpacked_func(
     q: Tensor,
     kv: Tensor,
     dropout_p: float = 0.0,
-    softmax_scale: Optional[float] = None,
+    softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
-    alibi_slopes: Optional[Tensor] = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Result:
     """As flash_attn_func, with k and v in one: kv [batch, kv_len, 2, head_kv, dim]."""
+    k, v = kv.unbind(2)
     return flash_attn_func(
-        q, *kv.unbind(2), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
         return_attn_probs,
     )  # fmt: skip
 
@@ -73,17 +72,18 @@ def flash_attn_kvpacked_func(
 def flash_attn_qkvpacked_func(
     qkv: Tensor,
     dropout_p: float = 0.0,
-    softmax_scale: Optional[float] = None,
+    softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
-    alibi_slopes: Optional[Tensor] = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Result:
     """As flash_attn_func, with all in one: qkv [batch, seq, 3, head, dim]."""
+    q, k, v = qkv.unbind(2)
     return flash_attn_func(
-        *qkv.unbind(2), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
         return_attn_probs,
     )  # fmt: skip
 
@@ -97,14 +97,14 @@ def flash_attn_varlen_func(
     max_seqlen_q: int,
     max_seqlen_k: int,
     dropout_p: float = 0.0,
-    softmax_scale: Optional[float] = None,
+    softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
-    alibi_slopes: Optional[Tensor] = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-    block_table: Optional[Tensor] = None,
+    block_table: Tensor | None = None,
 ) -> Result:
     """q [total_q, head_q, dim], k and v [total_kv, head_kv, dim]; with return_attn_probs lse is [head_q, total_q]."""
     _refuse("flash_attn_varlen_func", block_table=block_table)
@@ -124,17 +124,18 @@ def flash_attn_varlen_kvpacked_func(
     max_seqlen_q: int,
     max_seqlen_k: int,
     dropout_p: float = 0.0,
-    softmax_scale: Optional[float] = None,
+    softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
-    alibi_slopes: Optional[Tensor] = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Result:
     """As flash_attn_varlen_func, with k and v in one: kv [total_kv, 2, head_kv, dim]."""
+    k, v = kv.unbind(1)
     return flash_attn_varlen_func(
-        q, *kv.unbind(1), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
         window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
     )  # fmt: skip
 
@@ -144,17 +145,18 @@ def flash_attn_varlen_qkvpacked_func(
     cu_seqlens: Tensor,
     max_seqlen: int,
     dropout_p: float = 0.0,
-    softmax_scale: Optional[float] = None,
+    softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
-    alibi_slopes: Optional[Tensor] = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Result:
     """As flash_attn_varlen_func, with all in one: qkv [total, 3, head, dim]."""
+    q, k, v = qkv.unbind(1)
     return flash_attn_varlen_func(
-        *qkv.unbind(1), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
+        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
         window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
     )  # fmt: skip
 
@@ -163,23 +165,23 @@ def flash_attn_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    k: Optional[Tensor] = None,
-    v: Optional[Tensor] = None,
-    rotary_cos: Optional[Tensor] = None,
-    rotary_sin: Optional[Tensor] = None,
-    cache_seqlens: Optional[Union[int, Tensor]] = None,
-    cache_batch_idx: Optional[Tensor] = None,
-    cache_leftpad: Optional[Tensor] = None,
-    block_table: Optional[Tensor] = None,
-    softmax_scale: Optional[float] = None,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: Tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     rotary_interleaved: bool = True,
-    alibi_slopes: Optional[Tensor] = None,
+    alibi_slopes: Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
-) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+) -> Tensor | tuple[Tensor, Tensor]:
     """q [batch, q_len, head_q, dim]; k_cache and v_cache [batch, capacity, head_kv, dim], into which k and v
     [batch, new, head_kv, dim] are written behind cache_seqlens. num_splits is fovea's to choose."""
     _refuse(
@@ -196,12 +198,12 @@ def flash_attn_with_kvcache(
     )  # fmt: skip
 
 
-def _window(window_size: Tuple[int, int]) -> Optional[functional.Window]:
+def _window(window_size: tuple[int, int]) -> functional.Window | None:
     left, right = (None if side < 0 else side for side in window_size)
     return None if left is None and right is None else (left, right)
 
 
-def _refuse(function: str, **arguments: Optional[Tensor]) -> None:
+def _refuse(function: str, **arguments: Tensor | None) -> None:
     for name, value in arguments.items():
         if value is not None:
             raise NotImplementedError(f"{function}: {name} is given, which fovea does not take")
