@@ -31,7 +31,18 @@ def wheel(tmp_path_factory):
     room = tmp_path_factory.mktemp("wheel")
     must("cmake", "--install", BUILD, "--prefix", room / "prefix")
     must(
-        *(sys.executable, "-m", "pip", "wheel", ROOT, "--no-deps", "--no-build-isolation", "--no-index", "-w", room),
+        *(
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            ROOT,
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-index",
+            "-w",
+            room,
+        ),
         *("-C", "cmake.define.FOVEA_USE_INSTALLED=ON", "-C", f"cmake.define.fovea_ROOT={room / 'prefix'}"),
     )
     shutil.rmtree(room / "prefix")  # nothing may be needed from there any more
