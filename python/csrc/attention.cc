@@ -18,25 +18,12 @@ struct Request {
   PlanOptions options;
 };
 
-Viewed take_tensor(Arguments& arguments, const char* name) {
-  return viewed(name, arguments.take<Tensor>());
-}
-
-Viewed take_optional(Arguments& arguments, const char* name) {
-  return viewed(name, arguments.take<std::optional<Tensor>>());
-}
-
 void take_tensors(Arguments& arguments, Request& r) {
-  r.q = take_tensor(arguments, "q");
-  r.k = take_tensor(arguments, "k");
-  r.v = take_tensor(arguments, "v");
-  r.bias = take_optional(arguments, "bias");
-  r.mask = take_optional(arguments, "mask");
-  r.key_lengths = take_optional(arguments, "key_lengths");
-  r.alibi_slopes = take_optional(arguments, "alibi_slopes");
-  r.sink = take_optional(arguments, "sink");
-  r.cu_seqlens_q = take_optional(arguments, "cu_seqlens_q");
-  r.cu_seqlens_kv = take_optional(arguments, "cu_seqlens_kv");
+  for (Viewed* required : {&r.q, &r.k, &r.v}) required->tensor = arguments.take<Tensor>();
+  for (Viewed* optional : {&r.bias, &r.mask, &r.key_lengths, &r.alibi_slopes, &r.sink,
+                           &r.cu_seqlens_q, &r.cu_seqlens_kv}) {
+    optional->tensor = arguments.take<std::optional<Tensor>>();
+  }
   r.dropout_seed = arguments.take<std::optional<Tensor>>();
 }
 
@@ -117,11 +104,25 @@ Request take_request(Arguments& arguments) {
   Request request;
   take_tensors(arguments, request);
   take_settings(arguments, request);
-  read_features(request);
-  check_ranks(request);
-  for (Viewed* tensor : {&request.q, &request.k, &request.v}) put_rows_first(request, *tensor);
-  read_sizes(request);
   return request;
+}
+
+// What follows from a request that was read.
+void complete(Request& r) {
+  make_view("q", r.q);
+  make_view("k", r.k);
+  make_view("v", r.v);
+  make_view("bias", r.bias);
+  make_view("mask", r.mask);
+  make_view("key_lengths", r.key_lengths);
+  make_view("alibi_slopes", r.alibi_slopes);
+  make_view("sink", r.sink);
+  make_view("cu_seqlens_q", r.cu_seqlens_q);
+  make_view("cu_seqlens_kv", r.cu_seqlens_kv);
+  read_features(r);
+  check_ranks(r);
+  for (Viewed* tensor : {&r.q, &r.k, &r.v}) put_rows_first(r, *tensor);
+  read_sizes(r);
 }
 
 DropoutSeed read_seed(const Request& r) {
@@ -173,7 +174,8 @@ Viewed empty_gradient(const Viewed& of, bool wanted) {
 
 void attention(StableIValue* stack, uint64_t, uint64_t) {
   Arguments arguments(stack);
-  const Request r = take_request(arguments);
+  Request r = take_request(arguments);
+  complete(r);
   const Plan plan = plan_for(r);
   const Device device = r.q.view.device;
   const Viewed out = empty_out(r.problem, device, r.order);
@@ -189,13 +191,19 @@ void attention(StableIValue* stack, uint64_t, uint64_t) {
 
 void attention_backward(StableIValue* stack, uint64_t, uint64_t) {
   Arguments arguments(stack);
-  Viewed dout = take_tensor(arguments, "dout");
-  const Viewed dlse = take_optional(arguments, "dlse");
-  Viewed out = take_tensor(arguments, "out");
-  const Viewed lse = take_tensor(arguments, "lse");
+  Viewed dout, dlse, out, lse;
+  dout.tensor = arguments.take<Tensor>();
+  dlse.tensor = arguments.take<std::optional<Tensor>>();
+  out.tensor = arguments.take<Tensor>();
+  lse.tensor = arguments.take<Tensor>();
   const bool want_dbias = arguments.take<bool>();
   const bool want_dsink = arguments.take<bool>();
-  const Request r = take_request(arguments);
+  Request r = take_request(arguments);
+  complete(r);
+  make_view("dout", dout);
+  make_view("dlse", dlse);
+  make_view("out", out);
+  make_view("lse", lse);
   put_rows_first(r, dout);
   put_rows_first(r, out);
   const Plan plan = plan_for(r);

@@ -9,10 +9,11 @@
 namespace fovea::torch_ops {
 namespace {
 
-std::vector<Viewed> take_list(Arguments& arguments, const char* name) {
-  std::vector<Viewed> list;
-  for (Tensor& tensor : arguments.take<std::vector<Tensor>>()) {
-    list.push_back(viewed(name, std::move(tensor)));
+std::vector<Viewed> views(const char* name, std::vector<Tensor> tensors) {
+  std::vector<Viewed> list(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    list[i].tensor = std::move(tensors[i]);
+    make_view(name, list[i]);
   }
   return list;
 }
@@ -21,8 +22,10 @@ std::vector<Viewed> take_list(Arguments& arguments, const char* name) {
 
 void merge(StableIValue* stack, uint64_t, uint64_t) {
   Arguments arguments(stack);
-  const std::vector<Viewed> outs = take_list(arguments, "outs");
-  const std::vector<Viewed> lses = take_list(arguments, "lses");
+  auto out_tensors = arguments.take<std::vector<Tensor>>();
+  auto lse_tensors = arguments.take<std::vector<Tensor>>();
+  const std::vector<Viewed> outs = views("outs", std::move(out_tensors));
+  const std::vector<Viewed> lses = views("lses", std::move(lse_tensors));
   if (outs.empty() || outs.size() != lses.size()) {
     throw std::runtime_error("fovea: merge: there are " + std::to_string(outs.size()) +
                              " outs and " + std::to_string(lses.size()) +

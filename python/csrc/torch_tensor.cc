@@ -55,32 +55,31 @@ Tensor allocate(const TensorView& view, int32_t dtype) {
 
 }  // namespace
 
-Viewed viewed(const char* name, std::optional<Tensor> tensor) {
-  if (!tensor) return {};
-  const int64_t rank = tensor->dim();
+void make_view(const char* name, Viewed& of) {
+  if (!of.tensor) return;
+  const int64_t rank = of.tensor->dim();
   if (rank < 1 || rank > TensorView::kMaxRank) {
     throw std::runtime_error(std::string("fovea: ") + name + ".rank is " + std::to_string(rank) +
                              ", must be in 1.." + std::to_string(TensorView::kMaxRank));
   }
-  const std::optional<DType> dtype = dtype_of(tensor->scalar_type());
+  const std::optional<DType> dtype = dtype_of(of.tensor->scalar_type());
   if (!dtype) {
     throw std::runtime_error(std::string("fovea: ") + name + ".dtype is " +
-                             torch::headeronly::toString(tensor->scalar_type()) +
+                             torch::headeronly::toString(of.tensor->scalar_type()) +
                              ", must be a float, bool or int32");
   }
-  if (tensor->stride(rank - 1) != 1 && tensor->size(rank - 1) > 1) {
-    tensor = torch::stable::contiguous(*tensor);
+  if (of.tensor->stride(rank - 1) != 1 && of.tensor->size(rank - 1) > 1) {
+    of.tensor = torch::stable::contiguous(*of.tensor);
   }
-  TensorView view;
-  view.dtype = *dtype;
-  view.device = tensor->is_cuda() ? Device::cuda(tensor->get_device_index()) : Device::cpu();
-  view.rank = static_cast<int>(rank);
-  view.data = tensor->data_ptr();
-  std::copy_n(tensor->sizes().data(), rank, view.sizes.begin());
-  std::copy_n(tensor->strides().data(), rank, view.strides.begin());
+  const Tensor& tensor = *of.tensor;
+  of.view.dtype = *dtype;
+  of.view.device = tensor.is_cuda() ? Device::cuda(tensor.get_device_index()) : Device::cpu();
+  of.view.rank = static_cast<int>(rank);
+  of.view.data = tensor.data_ptr();
+  std::copy_n(tensor.sizes().data(), rank, of.view.sizes.begin());
+  std::copy_n(tensor.strides().data(), rank, of.view.strides.begin());
   // torch leaves the stride of a dimension of one element to chance.
-  view.strides[static_cast<size_t>(rank - 1)] = 1;
-  return {std::move(tensor), view};
+  of.view.strides[static_cast<size_t>(rank - 1)] = 1;
 }
 
 void swap_rows_and_heads(TensorView& view) {

@@ -15,8 +15,9 @@ namespace fovea::torch_ops {
 
 using torch::stable::Tensor;
 
-// Reads the arguments of a boxed op one after the other. Each is read exactly once: reading takes
-// it over from torch.
+// Reads the arguments of a boxed op one after the other. Reading takes an argument over from torch:
+// each is read exactly once, and all of them before anything can throw, or those left would never
+// be freed.
 class Arguments {
  public:
   explicit Arguments(StableIValue* stack) : next_(stack) {}
@@ -35,13 +36,15 @@ void give_back(StableIValue* stack, const Results&... results) {
   ((*stack++ = torch::stable::detail::from(results)), ...);
 }
 
-// A tensor and the library's view of it. The view's last stride is 1: where torch's is not, the
-// tensor is a copy. One that is not given has a view that is not given.
+// A tensor and the library's view of it. One that is not given has a view that is not given.
 struct Viewed {
   std::optional<Tensor> tensor;
   TensorView view;
 };
-Viewed viewed(const char* name, std::optional<Tensor> tensor);
+
+// Makes the view of a tensor that was read. Its last stride is 1: where torch's is not, the tensor
+// becomes a copy.
+void make_view(const char* name, Viewed& of);
 
 // How a tensor of rows and heads is shown to torch; its view is [batch, row, head, dim] either way.
 enum class Order { kRowsFirst, kHeadsFirst };

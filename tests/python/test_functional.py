@@ -1,5 +1,7 @@
 """The functional API: caches, merging, dropout, autocast, and what it says about wrong arguments."""
 
+import weakref
+
 import pytest
 import torch
 
@@ -236,6 +238,24 @@ def test_what_is_wrong_is_said(device, message):
         (RuntimeError, ValueError, TypeError), match=message.replace("(", r"\(").replace("[", r"\[")
     ):
         WRONG[message](*qkv(device))
+
+
+@pytest.mark.parametrize("wrong", ["q.rank", "q.dtype", "k.dim", "backend"])
+def test_a_refusal_keeps_no_tensor(device, wrong):
+    """All that a call was given is let go of again when it is refused."""
+    q, k, v = qkv(device)
+    with pytest.raises(RuntimeError):
+        if wrong == "q.rank":
+            torch.ops.fovea.attention(q[None], k, v)
+        elif wrong == "q.dtype":
+            torch.ops.fovea.attention(q.long(), k, v)
+        elif wrong == "k.dim":
+            torch.ops.fovea.attention(q, k[..., :8], v)
+        else:
+            torch.ops.fovea.attention(q, k, v, backend="nosuch")
+    alive = weakref.ref(v)
+    del v
+    assert alive() is None
 
 
 def test_wrong_sequences_are_said_on_the_cpu():

@@ -1,5 +1,7 @@
 """Models of Hugging Face transformers with attn_implementation="fovea": the logits and gradients of "eager"."""
 
+import copy
+
 import pytest
 import torch
 
@@ -30,8 +32,11 @@ def models(config, device):
     """The same weights twice."""
     fovea.hf.register()
     make = transformers.AutoModelForMaskedLM if config.model_type == "bert" else transformers.AutoModelForCausalLM
-    eager = make.from_config(config, attn_implementation="eager").to(device).eval()
-    mine = make.from_config(config, attn_implementation="fovea").to(device).eval()
+    mine, eager = (
+        make.from_config(copy.deepcopy(config), attn_implementation=name).to(device).eval()
+        for name in ("fovea", "eager")
+    )
+    assert (mine.config._attn_implementation, eager.config._attn_implementation) == ("fovea", "eager")
     mine.load_state_dict(eager.state_dict())
     return mine, eager
 
