@@ -50,6 +50,19 @@ def test_lse_alone_has_a_gradient(device):
     assert torch.equal(v.grad, torch.zeros_like(v))
 
 
+@pytest.mark.parametrize("name, shape", [("bias", (1, 4, 9, 9)), ("sink", (4,))])
+def test_gradient_of_one_input_alone(device, name, shape):
+    q, k, v = qkv(device)
+    leaf = torch.randn(*shape, device=device, requires_grad=True)
+    fovea.attention(q, k, v, **{name: leaf}).square().sum().backward()
+    other = leaf.detach().requires_grad_()
+    out, _ = yardstick.formula(
+        *(t.double() for t in (q, k, v)), seen=torch.ones((), dtype=torch.bool, device=device), **{name: other}
+    )
+    out.square().sum().backward()
+    close(leaf.grad, other.grad)
+
+
 def test_no_graph_without_gradients(device):
     q, k, v = qkv(device)
     assert not fovea.attention(q, k, v).requires_grad
