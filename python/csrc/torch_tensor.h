@@ -1,5 +1,5 @@
 // torch's tensors as the library sees them: views, new tensors, the current stream, errors. Only
-// the stable ABI of torch is used, so that one binary serves every torch since kOldestTorch.
+// the stable ABI of torch is used, so that one binary serves every torch since 2.11.
 #pragma once
 
 #include <torch/csrc/stable/library.h>

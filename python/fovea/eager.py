@@ -34,11 +34,19 @@ def run_attention(q: Tensor, k: Tensor, v: Tensor, settings: dict[str, Any]) -> 
         return ops.attention(q, k, v, **settings)
 
 
+def _with(bias: Tensor | None, sink: Tensor | None, settings: dict[str, Any]) -> dict[str, Any]:
+    if bias is not None:
+        settings = {**settings, "bias": bias}
+    if sink is not None:
+        settings = {**settings, "sink": sink}
+    return settings
+
+
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, bias, sink, settings):
         with _below_autograd():
-            out, lse = ops.attention(q, k, v, bias=bias, sink=sink, **settings)
+            out, lse = ops.attention(q, k, v, **_with(bias, sink, settings))
         ctx.save_for_backward(q, k, v, bias, sink, out, lse)
         ctx.settings = settings
         ctx.set_materialize_grads(False)
@@ -53,6 +61,6 @@ class _Attention(torch.autograd.Function):
             dout = torch.zeros_like(out)
         with _below_autograd():
             dq, dk, dv, dbias, dsink = ops.attention_backward(
-                dout, dlse, out, lse, want_dbias, want_dsink, q, k, v, bias=bias, sink=sink, **ctx.settings
+                dout, dlse, out, lse, want_dbias, want_dsink, q, k, v, **_with(bias, sink, ctx.settings)
             )
         return dq, dk, dv, dbias if want_dbias else None, dsink if want_dsink else None, None
