@@ -4,6 +4,8 @@ import weakref
 
 import pytest
 import torch
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
 import fovea
 import yardstick
@@ -61,6 +63,24 @@ def test_gradient_of_one_input_alone(device, name, shape):
     )
     out.square().sum().backward()
     close(leaf.grad, other.grad)
+
+
+def test_forward_mode_is_refused(device):
+    q, k, v = qkv(device)
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="forward AD|jvp"):
+        fovea.attention(forward_ad.make_dual(q, q), k, v)
+    with pytest.raises(RuntimeError):
+        torch.func.jvp(lambda x: fovea.attention(x, k, v), (q,), (q,))
+
+
+def test_checkpointing_drops_the_same_again(device):
+    results = []
+    for run in (lambda f, q: checkpoint(f, q, use_reentrant=False), lambda f, q: f(q)):
+        torch.manual_seed(0)
+        q, k, v = qkv(device, grad=True)
+        run(lambda x: fovea.attention(x, k, v, dropout_p=0.3), q).square().sum().backward()
+        results.append(q.grad)
+    assert torch.equal(*results)
 
 
 def test_no_graph_without_gradients(device):
