@@ -1,0 +1,42 @@
+// torch.ops.fovea: the schemas, and the one kernel of each op that serves the CPU and GPUs alike.
+// What torch needs to know beyond that (shapes, gradients, autocast) is in python/fovea/ops.py.
+#include "ops.h"
+
+#include <string>
+
+namespace {
+
+// Shapes as in fovea/attention.h. q_len and kv_len are read in the packed layout only (cu_seqlens
+// given), where they are the longest sequence's. heads_first: q, k, v, out and their gradients are
+// [batch, head, seq, dim]. Read in this order by take_request in attention.cc.
+const std::string kRequest =
+    "Tensor q, Tensor k, Tensor v, Tensor? bias=None, Tensor? mask=None, Tensor? key_lengths=None, "
+    "Tensor? alibi_slopes=None, Tensor? sink=None, Tensor? cu_seqlens_q=None, "
+    "Tensor? cu_seqlens_kv=None, Tensor? dropout_seed=None, SymInt q_len=0, SymInt kv_len=0, "
+    "SymInt left=-1, SymInt right=-1, SymInt prefix=0, float? scale=None, float softcap=0.0, "
+    "float dropout=0.0, bool deterministic=False, bool tf32=False, str? backend=None, "
+    "bool heads_first=False";
+
+void implement(torch::stable::detail::StableLibrary& m) {
+  m.impl("attention", fovea::torch_ops::attention);
+  m.impl("attention_backward", fovea::torch_ops::attention_backward);
+  m.impl("merge", fovea::torch_ops::merge);
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY(fovea, m) {
+  m.def(("attention(" + kRequest + ") -> (Tensor out, Tensor lse)").c_str());
+  m.def(("attention_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, bool want_dbias, "
+         "bool want_dsink, " +
+         kRequest + ") -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)")
+            .c_str());
+  m.def("merge(Tensor[] outs, Tensor[] lses) -> (Tensor out, Tensor lse)");
+  m.def("version() -> str");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(fovea, CompositeExplicitAutograd, m) {
+  m.impl("version", fovea::torch_ops::version);
+}
+STABLE_TORCH_LIBRARY_IMPL(fovea, CPU, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(fovea, CUDA, m) { implement(m); }

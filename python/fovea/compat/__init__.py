@@ -1,0 +1,1 @@
+"""Names and signatures of other libraries, over fovea's engines."""

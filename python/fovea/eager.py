@@ -1,0 +1,68 @@
+"""The short way from Python to the attention op in eager mode.
+
+torch.library's autograd is a Python kernel that every call goes through, with or without gradients, and whose cost
+grows with the square of the number of arguments. What it does is done here directly; tracing, autocast, and those
+who call torch.ops.fovea themselves take the registered way, with the same results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from . import ops
+
+_below_autograd = torch._C._AutoDispatchBelowAutograd
+
+
+def run_attention(q: Tensor, k: Tensor, v: Tensor, settings: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """(out, lse) of torch.ops.fovea.attention(q, k, v, **settings)."""
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu"):
+        return ops.attention(q, k, v, **settings)
+    if torch.is_grad_enabled() and _needs_gradient(q, k, v, settings) or forward_ad._current_level >= 0:
+        # There is no forward mode: the Function says so, where the op alone would give a derivative of zero.
+        return _Attention.apply(q, k, v, settings.pop("bias", None), settings.pop("sink", None), settings)
+    with _below_autograd():
+        return ops.attention(q, k, v, **settings)
+
+
+def _needs_gradient(q: Tensor, k: Tensor, v: Tensor, settings: dict[str, Any]) -> bool:
+    if q.requires_grad or k.requires_grad or v.requires_grad:
+        return True
+    bias, sink = settings.get("bias"), settings.get("sink")
+    return (bias is not None and bias.requires_grad) or (sink is not None and sink.requires_grad)
+
+
+def _with(bias: Tensor | None, sink: Tensor | None, settings: dict[str, Any]) -> dict[str, Any]:
+    if bias is not None:
+        settings = {**settings, "bias": bias}
+    if sink is not None:
+        settings = {**settings, "sink": sink}
+    return settings
+
+
+class _Attention(torch.autograd.Function):
+    # In the old style: with a setup_context apart, torch inspects the signature at every call, for about 10 us.
+    @staticmethod
+    def forward(ctx, q, k, v, bias, sink, settings):
+        with _below_autograd():
+            out, lse = ops.attention(q, k, v, **_with(bias, sink, settings))
+        ctx.save_for_backward(q, k, v, bias, sink, out, lse)
+        ctx.settings = settings
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dout, dlse):
+        q, k, v, bias, sink, out, lse = ctx.saved_tensors
+        want_dbias, want_dsink = ctx.needs_input_grad[3:5]
+        if dout is None:
+            dout = torch.zeros_like(out)
+        with _below_autograd():
+            dq, dk, dv, dbias, dsink = ops.attention_backward(
+                dout, dlse, out, lse, want_dbias, want_dsink, q, k, v, **_with(bias, sink, ctx.settings)
+            )
+        return dq, dk, dv, dbias if want_dbias else None, dsink if want_dsink else None, None

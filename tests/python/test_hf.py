@@ -1,0 +1,70 @@
+"""Models of Hugging Face transformers with attn_implementation="fovea": the logits and gradients of "eager"."""
+
+import copy
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+import fovea.hf  # noqa: E402
+
+SMALL = dict(
+    vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
+    initializer_range=0.3,  # scores of a size that masks, caps and sinks change
+)  # fmt: skip
+CONFIGS = {
+    "llama: grouped heads": lambda: transformers.LlamaConfig(**SMALL),
+    "mistral: window": lambda: transformers.MistralConfig(**SMALL, sliding_window=5),
+    "gemma2: softcap, window": lambda: transformers.Gemma2Config(
+        **SMALL, sliding_window=5, attn_logit_softcapping=3.0, query_pre_attn_scalar=8
+    ),
+    "gpt_oss: sinks": lambda: transformers.GptOssConfig(
+        **SMALL, sliding_window=5, num_local_experts=2, num_experts_per_tok=1
+    ),
+    "bert: bidirectional": lambda: transformers.BertConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48
+    ),
+}
+
+
+def models(config, device):
+    """The same weights twice."""
+    fovea.hf.register()
+    make = transformers.AutoModelForMaskedLM if config.model_type == "bert" else transformers.AutoModelForCausalLM
+    mine, eager = (
+        make.from_config(copy.deepcopy(config), attn_implementation=name).to(device).eval()
+        for name in ("fovea", "eager")
+    )
+    assert (mine.config._attn_implementation, eager.config._attn_implementation) == ("fovea", "eager")
+    mine.load_state_dict(eager.state_dict())
+    return mine, eager
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("padded", [False, True])
+def test_logits_and_gradients(device, name, padded):
+    mine, eager = models(CONFIGS[name](), device)
+    tokens = torch.randint(1, 64, (2, 12), device=device)
+    mask = torch.ones_like(tokens)
+    if padded:
+        mask[0, :4] = 0  # at the left, as generation pads
+    results = []
+    for model in (mine, eager):
+        logits = model(tokens, attention_mask=mask).logits
+        logits = logits * mask[..., None]
+        logits.square().mean().backward()
+        results.append([logits.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
+    assert len(results[0]) == len(results[1])
+    for a, b in zip(*results):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_generation_with_a_cache(device):
+    mine, eager = models(CONFIGS["llama: grouped heads"](), device)
+    tokens = torch.randint(1, 64, (2, 5), device=device)
+    settings = dict(max_new_tokens=8, do_sample=False, pad_token_id=0)
+    assert torch.equal(mine.generate(tokens, **settings), eager.generate(tokens, **settings))
+    static = mine.generate(tokens, cache_implementation="static", disable_compile=True, **settings)
+    assert torch.equal(static, eager.generate(tokens, **settings))

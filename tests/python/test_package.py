@@ -1,0 +1,85 @@
+"""The package as it is installed: what it is linked to, what it needs, what it says about itself."""
+
+import inspect
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import typing
+
+import pytest
+import torch
+
+import fovea
+import fovea.compat.flash_attn
+import fovea.hf
+
+ROOT = pathlib.Path(__file__).parents[2]
+LIBRARY = pathlib.Path(fovea.__file__).with_name("libfovea_torch.so")
+
+
+def symbols(*options):
+    if shutil.which("nm") is None:
+        pytest.skip("no nm on this machine")
+    text = subprocess.run(
+        ["nm", "-D", "-C", *options, str(LIBRARY)], capture_output=True, text=True, check=True
+    ).stdout
+    return [line.split(maxsplit=1)[-1].split(maxsplit=1)[-1].strip() for line in text.splitlines()]
+
+
+def test_only_the_stable_abi_of_torch_is_linked():
+    wanted = symbols("--undefined-only")
+    unstable = [s for s in wanted if re.search(r"\b(c10|at|torch|caffe2)::", s)]
+    assert unstable == []
+    assert sum(s.startswith("aoti_torch_") for s in wanted) > 10  # nm was understood
+
+
+def test_nothing_of_the_library_is_exported():
+    """Two libraries in one process may hold different versions of fovea."""
+    assert [s for s in symbols("--defined-only") if "fovea" in s] == []
+
+
+def test_needs_neither_triton_nor_a_gpu():
+    program = """
+import sys
+sys.modules["triton"] = None
+import torch, fovea
+q = torch.randn(1, 4, 2, 8)
+print(fovea.attention(q, q, q, causal=True).shape)
+"""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "torch.Size([1, 4, 2, 8])" in done.stdout
+
+
+def test_version_is_that_of_the_library():
+    header = (ROOT / "include/fovea/version.h").read_text()
+    assert fovea.__version__ == ".".join(re.findall(r"define FOVEA_VERSION_\w+ (\d+)", header))
+
+
+def public_functions():
+    modules = (fovea, fovea.compat.flash_attn)
+    found = [getattr(module, name) for module in modules for name in module.__all__]
+    return [*found, fovea.hf.register, fovea.hf.attention_forward]
+
+
+@pytest.mark.parametrize("function", public_functions(), ids=lambda f: f.__name__)
+def test_is_documented_and_typed(function):
+    assert function.__doc__
+    hints = typing.get_type_hints(function)
+    assert set(inspect.signature(function).parameters) | {"return"} == set(hints)
+    if torch.Tensor in hints.values():
+        assert "[" in function.__doc__, "no shapes"
+
+
+def test_tutorial():
+    """The code blocks of docs/pytorch.md, one after the other, as a reader would type them."""
+    text = (ROOT / "docs/pytorch.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    assert len(blocks) >= 4
+    names = {}
+    for block in blocks:
+        exec(compile(block, "docs/pytorch.md", "exec"), names)

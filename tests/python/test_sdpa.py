@@ -1,0 +1,135 @@
+"""fovea.scaled_dot_product_attention beside torch's own."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fovea
+
+
+def tensors(device, *shapes, dtype=torch.float32):
+    return [torch.randn(*shape, device=device, dtype=dtype) for shape in shapes]
+
+
+def both(query, key, value, attn_mask=None, **settings):
+    """out and gradients, of fovea and of torch."""
+    results = []
+    for function in (fovea.scaled_dot_product_attention, F.scaled_dot_product_attention):
+        leaves = [t.clone().requires_grad_() for t in (query, key, value)]
+        mask = attn_mask
+        if mask is not None and mask.is_floating_point():
+            mask = mask.clone().requires_grad_()
+        out = function(*leaves, attn_mask=mask, **settings)
+        out.square().sum().backward()
+        grads = [t.grad for t in leaves] + ([mask.grad] if mask is not None and mask.requires_grad else [])
+        results.append([out.detach(), *grads])
+    return results
+
+
+def assert_same(mine, theirs, tolerance=2e-5):
+    assert len(mine) == len(theirs)
+    for a, b in zip(mine, theirs):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("q_len, kv_len", list(itertools.product([1, 5, 33], repeat=2)))
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_lengths(device, q_len, kv_len, is_causal):
+    """Causal is aligned at the start, for more keys than queries and for fewer."""
+    qkv = tensors(device, (2, 3, q_len, 16), (2, 3, kv_len, 16), (2, 3, kv_len, 8))
+    assert_same(*both(*qkv, is_causal=is_causal))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 7, 9), (1, 1, 7, 9), (2, 1, 1, 9), (7, 9), (3, 7, 9), (9,), (7, 1)])
+@pytest.mark.parametrize("boolean", [False, True])
+def test_masks(device, shape, boolean):
+    qkv = tensors(device, (2, 3, 7, 16), (2, 3, 9, 16), (2, 3, 9, 16))
+    mask = torch.randn(*shape, device=device)
+    if boolean:
+        mask = mask < 0.7
+    if len(shape) == 1:  # torch takes no vector
+        mask = mask.expand(7, 9)
+    assert_same(*both(*qkv, attn_mask=mask))
+
+
+def test_row_that_sees_nothing(device):
+    query, key, value = tensors(device, (1, 1, 3, 8), (1, 1, 4, 8), (1, 1, 4, 8))
+    mask = torch.ones(3, 4, dtype=torch.bool, device=device)
+    mask[1] = False
+    out = fovea.scaled_dot_product_attention(query, key, value, mask)
+    assert torch.equal(out[0, 0, 1], torch.zeros(8, device=device))
+    assert out.isfinite().all()
+
+
+def test_grouped_heads(device):
+    qkv = tensors(device, (2, 8, 6, 16), (2, 2, 6, 16), (2, 2, 6, 16))
+    assert_same(*both(*qkv, enable_gqa=True, is_causal=True))
+    with pytest.raises(RuntimeError):
+        fovea.scaled_dot_product_attention(*qkv)
+
+
+def test_scale_and_broadcast_keys(device):
+    qkv = tensors(device, (4, 2, 6, 16), (1, 2, 6, 16), (1, 2, 6, 16))
+    assert_same(*both(*qkv, scale=0.1))
+
+
+@pytest.mark.parametrize("leading", [(), (3,), (2, 2, 3)])
+def test_other_ranks(device, leading):
+    qkv = tensors(device, (*leading, 5, 16), (*leading, 6, 16), (*leading, 6, 16))
+    mask = torch.randn(*leading, 5, 6, device=device)
+    assert_same(*both(*qkv, is_causal=True))
+    assert_same(*both(*qkv, attn_mask=mask))
+
+
+def test_dropout_keeps_the_mean(device):
+    query, key, value = tensors(device, (1, 1, 4, 8), (1, 1, 512, 8), (1, 1, 512, 8))
+    whole = fovea.scaled_dot_product_attention(query, key, value + 1)
+    draws = [fovea.scaled_dot_product_attention(query, key, value + 1, dropout_p=0.5) for _ in range(200)]
+    assert (torch.stack(draws).mean(0) - whole).abs().max() < 0.1
+    assert not torch.equal(draws[0], draws[1])
+
+
+def test_mask_and_causal_together_are_refused(device):
+    (q,) = tensors(device, (1, 1, 4, 8))
+    with pytest.raises(ValueError, match="is_causal"):
+        fovea.scaled_dot_product_attention(q, q, q, torch.ones(4, 4, dtype=torch.bool), is_causal=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_types(device, dtype):
+    qkv = tensors(device, (2, 3, 20, 64), (2, 3, 20, 64), (2, 3, 20, 64), dtype=dtype)
+    assert_same(*both(*qkv, is_causal=True), tolerance=5e-2)
+
+
+def test_inside_a_model(device):
+    """The one changed line: torch's attention replaced under a transformer layer, which trains as before."""
+    losses, calls = [], []
+    original = F.scaled_dot_product_attention
+
+    def by_fovea(*args, **settings):
+        calls.append(1)
+        return fovea.scaled_dot_product_attention(*args, **settings)
+
+    for function in (original, by_fovea):
+        torch.manual_seed(0)
+        layer = torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True).to(device)
+        optimiser = torch.optim.SGD(layer.parameters(), lr=0.1)
+        data = torch.randn(4, 10, 32, device=device)
+        F.scaled_dot_product_attention = function
+        try:
+            history = []
+            for _ in range(10):
+                loss = (layer(data) - data.flip(1)).square().mean()
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
+                history.append(loss.item())
+        finally:
+            F.scaled_dot_product_attention = original
+        losses.append(history)
+    assert len(calls) == 10
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert losses[0][-1] < losses[0][0]
