@@ -115,7 +115,7 @@ int run_info(const InfoOptions& options) {
       std::fprintf(stderr, "info: %s\n", table.status().message().c_str());
       return kExitUsage;
     }
-    std::fputs(table->c_str(), stdout);
+    std::printf("%s\n%s", table->c_str(), layer_support_table().c_str());
     return kExitOk;
   }
   const Result<DeviceInfo> device = discover(Device::cpu(), {});

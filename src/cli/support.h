@@ -1,4 +1,4 @@
-// What each engine of this build takes, found by asking it.
+// What each engine and layer of this build takes, found by asking it.
 #pragma once
 
 #include <string>
@@ -8,5 +8,6 @@
 namespace fovea::cli {
 
 Result<std::string> support_table();  // markdown: features down, backends across
+std::string layer_support_table();    // markdown: layers down, types and uses across
 
 }  // namespace fovea::cli
