@@ -52,11 +52,16 @@ def op_settings(
         settings["scale"] = scale
     if torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic:
         settings["deterministic"] = True
-    if q.is_cuda and q.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+    if q.is_cuda and q.dtype == torch.float32 and _tf32_is_allowed():
         settings["tf32"] = True
     if backend is not None:
         settings["backend"] = backend
     return settings
+
+
+@torch.compiler.assume_constant_result  # Dynamo takes no torch function that returns a string
+def _tf32_is_allowed() -> bool:
+    return torch.get_float32_matmul_precision() != "highest"
 
 
 def per_score(name: str, tensor: Tensor, kv_len: int) -> Tensor:

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fovea
 
@@ -13,10 +14,16 @@ def tensors(device, *shapes, dtype=torch.float32):
     return [torch.randn(*shape, device=device, dtype=dtype) for shape in shapes]
 
 
+def torch_formula(*args, **settings):
+    """torch's function by its plain formula: its kernels on a GPU take not every mask, and round on their own."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(*args, **settings)
+
+
 def both(query, key, value, attn_mask=None, **settings):
     """out and gradients, of fovea and of torch."""
     results = []
-    for function in (fovea.scaled_dot_product_attention, F.scaled_dot_product_attention):
+    for function in (fovea.scaled_dot_product_attention, torch_formula):
         leaves = [t.clone().requires_grad_() for t in (query, key, value)]
         mask = attn_mask
         if mask is not None and mask.is_floating_point():

@@ -27,7 +27,6 @@ class Ring {
   __device__ __forceinline__ explicit Ring(const RingBarriers<kStages>& barriers)
       : full_(ptx::shared_address(barriers.full)), empty_(ptx::shared_address(barriers.empty)) {}
 
-  __device__ __forceinline__ int count() const { return count_; }  // of stages left
   __device__ __forceinline__ int stage() const { return count_ % kStages; }
   __device__ __forceinline__ void advance() { ++count_; }
 
@@ -40,12 +39,8 @@ class Ring {
 
   // Consumers.
   __device__ __forceinline__ void wait() const { ptx::mbarrier_wait(full(), parity()); }
-  // Of one thread a warp, or as many as the barriers were told.
+  // Of one thread a warp.
   __device__ __forceinline__ void release() const { ptx::mbarrier_arrive(empty_ + 8 * stage()); }
-  // The stage before this one, which has been left without.
-  __device__ __forceinline__ void release_last() const {
-    ptx::mbarrier_arrive(empty_ + 8 * ((count_ - 1) % kStages));
-  }
 
  private:
   __device__ __forceinline__ int parity() const { return count_ / kStages & 1; }

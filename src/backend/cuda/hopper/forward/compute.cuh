@@ -43,11 +43,10 @@ class Consumer {
     while (more) {
       const Work& work = s_.work[works.stage()];
       const RowsSeen seen = rows_seen(work);
-      const int stage = q_.stage();
       add_blocks(work, seen);
       const bool clean = (care_of(work) & kClean) != 0;
       ask_for_care(care_of(work), s_.failed[works.stage()]);
-      const Epilogue<Shape> epilogue(a_, s_.out_of(warpgroup_, stage), work, warpgroup_);
+      const Epilogue<Shape> epilogue(a_, s_, work, warpgroup_);
       if (clean) epilogue.store_clean(softmax_, out_, work, seen);
       __syncwarp();
       if (lane() == 0) works.release();
@@ -102,7 +101,6 @@ class Consumer {
 #pragma unroll
     for (int i = 0; i < kC.dim_v / 2; ++i) out_[i] = 0;
     if (n < begin) {
-      free_staging();
       release_queries();
       softmax_.finish();
       return;
@@ -114,7 +112,6 @@ class Consumer {
     softmax_.look(scores_, a_.to_log2);
     softmax_.weigh(scores_, a_.to_log2);
     pack_weights();
-    free_staging();
     // Blocks that every row sees whole, once each has a reference, are weighed without a look.
     const auto settles = [&](int block) {
       return care_of(work) == kBold && seen.all_see_some(block * kTileKv, kTileKv);
@@ -169,17 +166,8 @@ class Consumer {
   }
 
   __device__ __forceinline__ void release_queries() {
-    if (!kC.out_in_queries() && lane() == 0) q_.release();
+    if (lane() == 0) q_.release();
     q_.advance();
-  }
-  // Where outputs take the place of queries, that of the tile before is free when they are read.
-  __device__ __forceinline__ void free_staging() {
-    if constexpr (kC.out_in_queries()) {
-      if (q_.count() > 0 && thread() == 0) {
-        ptx::tma_wait_stores_read();
-        q_.release_last();
-      }
-    }
   }
 
   // Has the tile done again where it needs more care. A warpgroup whose scores went out of range

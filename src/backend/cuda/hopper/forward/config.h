@@ -20,8 +20,7 @@ struct ForwardConfig {
   constexpr int tile_q() const { return kRowsOfWarpgroup * warpgroups; }
 
   // Shared memory, in panels of 64 columns: Q of two tiles where there is room, so that the next
-  // one is there when a tile ends. Outputs have their own; where that would leave room for one Q,
-  // they take the place of the tile's queries; where even that is too much, they go in two passes.
+  // one is there when a tile ends; outputs in several passes where there is little.
   static constexpr int panels(int dim) { return (dim + 63) / 64; }
   constexpr int shared_bytes(int q_tiles, int out_panels) const {
     return (q_tiles * tile_q() * panels(dim_qk) + tile_q() * out_panels +
@@ -29,16 +28,11 @@ struct ForwardConfig {
                128 +
            kOwnSharedBytes;
   }
-  constexpr bool out_in_queries() const {
-    return shared_bytes(2, panels(dim_v)) > kMostSharedBytes &&
-           shared_bytes(2, 0) <= kMostSharedBytes && panels(dim_v) <= panels(dim_qk);
-  }
   constexpr int q_stages() const {
-    return out_in_queries() || shared_bytes(2, panels(dim_v)) <= kMostSharedBytes ? 2 : 1;
+    return shared_bytes(2, panels(dim_v)) <= kMostSharedBytes ? 2 : 1;
   }
   constexpr int out_panels() const {
-    const bool whole = out_in_queries() || shared_bytes(1, panels(dim_v)) <= kMostSharedBytes;
-    return whole ? panels(dim_v) : panels(dim_v) / 2;
+    return shared_bytes(1, panels(dim_v)) <= kMostSharedBytes ? panels(dim_v) : panels(dim_v) / 2;
   }
   // Whether there are registers for the code that leaves parts.
   constexpr bool takes_parts() const { return warpgroups <= 3; }

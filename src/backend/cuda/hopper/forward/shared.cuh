@@ -25,14 +25,6 @@ struct Work {
 // Two tiles at once: one that is finished and one that begins.
 inline constexpr int kSlots = 2;
 
-// Outputs on their way to global memory, unless they take the place of queries.
-template <typename Tile, int kWarpgroups, bool kOwn>
-struct Staging {
-  unsigned char out[kWarpgroups][Tile::kBytes];
-};
-template <typename Tile, int kWarpgroups>
-struct Staging<Tile, kWarpgroups, false> {};
-
 template <typename Shape>
 struct Shared {
   static constexpr ForwardConfig kC = Shape::kConfig;
@@ -43,13 +35,12 @@ struct Shared {
   using TileOut = tile::SwizzledTile<kRowsOfWarpgroup, kC.out_panels() * tile::kPanelColumns>;
 
   alignas(tile::kTileAlignment) unsigned char q[kC.q_stages()][kC.warpgroups][TileQ::kBytes];
+  unsigned char out[kC.warpgroups][TileOut::kBytes];
   unsigned char k[kC.stages][TileK::kBytes];
   unsigned char v[kC.stages][TileV::kBytes];
-  Staging<TileOut, kC.warpgroups, !kC.out_in_queries()> staging;
 
   // The loading thread fills all of them; what frees them is said here.
-  tile::RingBarriers<kC.q_stages()> q_ring[kC.warpgroups];  // a warpgroup's warps, or its first
-                                                            // thread where outputs follow
+  tile::RingBarriers<kC.q_stages()> q_ring[kC.warpgroups];  // the warps of a warpgroup
   tile::RingBarriers<kC.stages> k_ring;                     // every computing warp
   tile::RingBarriers<kC.stages> v_ring;                     // every computing warp
   tile::RingBarriers<kSlots> work_ring;                     // every computing warp
@@ -57,18 +48,9 @@ struct Shared {
   int failed[kSlots];             // care that the tile of a slot needs and did not get
   int usual_care[kC.warpgroups];  // that tiles get at least
 
-  // Where a warpgroup stages the outputs of a tile whose queries are in stage `q_stage`.
-  __device__ __forceinline__ unsigned char* out_of(int warpgroup, int q_stage) {
-    if constexpr (kC.out_in_queries()) {
-      return q[q_stage][warpgroup];
-    } else {
-      return staging.out[warpgroup];
-    }
-  }
-
   __device__ __forceinline__ void init() {
     constexpr int kWarps = 4;
-    for (int w = 0; w < kC.warpgroups; ++w) q_ring[w].init(kC.out_in_queries() ? 1 : kWarps);
+    for (int w = 0; w < kC.warpgroups; ++w) q_ring[w].init(kWarps);
     k_ring.init(kC.warpgroups * kWarps);
     v_ring.init(kC.warpgroups * kWarps);
     work_ring.init(kC.warpgroups * kWarps);

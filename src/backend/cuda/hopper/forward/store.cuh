@@ -19,8 +19,8 @@ class Epilogue {
 
  public:
   // Takes what it needs of `work`, which may change afterwards.
-  __device__ __forceinline__ Epilogue(const ForwardArguments& a, unsigned char* s_out,
-                                      const Work& work, int warpgroup)
+  __device__ __forceinline__ Epilogue(const ForwardArguments& a, Shared<Shape>& s, const Work& work,
+                                      int warpgroup)
       : a_(a),
         warpgroup_(warpgroup),
         head_(work.head),
@@ -29,7 +29,7 @@ class Epilogue {
         row_(work.q_row + work.row + warpgroup * kRowsOfWarpgroup),
         part_(parts_row(a, work, warpgroup)),
         again_(work.care != a.care),
-        s_out_(ptx::shared_address(s_out)) {}
+        s_out_(ptx::shared_address(s.out[warpgroup])) {}
 
   __device__ __forceinline__ void store(const Softmax& softmax,
                                         const float (&out)[kC.dim_v / 2]) const {
@@ -47,7 +47,6 @@ class Epilogue {
         if (thread() == 0) store_by_tma(pass);
       } else {
         store_rows(pass);
-        if constexpr (kC.out_in_queries()) join();  // before new queries come
       }
     }
     store_lse(rescaled);
