@@ -44,7 +44,8 @@ struct MatrixF32 {
   static void pack_left_row(float* dst, int64_t ld, int row, const T* src, int depth,
                             int depth_pad) {
     for (int d = 0; d < depth_pad; d += kLanes) {
-      store_up_to(dst + row * ld + d, load_up_to(src + d, depth - d), depth_pad - d);
+      const Vec x = d < depth ? load_up_to(src + d, depth - d) : zero();
+      store_up_to(dst + row * ld + d, x, depth_pad - d);
     }
   }
 
