@@ -27,7 +27,7 @@ struct Run {
 };
 
 enum class Write { kSet, kAdd };
-enum class Direction { kForward, kBackward };  // of a rotation: by the angle, or by its negative
+enum class Direction { kForward, kBackward };  // backward, a rotation is by the negative angle
 
 // A weight [out, in] with what goes with it: y = scale * x weight^T + bias.
 struct Projection {

@@ -2,9 +2,9 @@
 
     from fovea.compat.flash_attn import flash_attn_func        # instead of: from flash_attn import ...
 
-What they compute is the contract of fovea.attention, also where flash_attn itself stops: f32, head dims beyond 256, a
-CPU. A row that sees no key has lse = -inf (flash_attn says +inf). What is asked for and not there (rotary embeddings,
-page tables) raises NotImplementedError."""
+What they compute is the contract of fovea.attention, also where flash_attn itself stops: f32, and on a CPU. A row that
+sees no key has lse = -inf (flash_attn says +inf). What is asked for and not there (rotary embeddings, page tables)
+raises NotImplementedError."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@
 #include "backend/cuda/common/launch.cuh"
 #include "backend/cuda/merge.cuh"
 #include "backend/cuda/merge.h"
+#include "base/ceil_div.h"
 #include "base/refusal.h"
 
 namespace fovea {
@@ -68,7 +69,7 @@ class Merger {
  private:
   cudaError_t launch() const {
     const int64_t rows = a_.batch * a_.rows * a_.heads;
-    const int64_t blocks = (rows + cuda::kMergeRows - 1) / cuda::kMergeRows;
+    const int64_t blocks = ceil_div(rows, cuda::kMergeRows);
     const cuda::Launch how = {dim3(static_cast<unsigned>(std::min(blocks, kMostBlocks))),
                               32 * cuda::kMergeRows, 0, stream_};
     return vectors_ ? cuda::launch<cuda::merge_kernel<T, kVector<T>>>(how, a_)

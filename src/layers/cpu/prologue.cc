@@ -12,6 +12,27 @@ TensorView channels_of(const TensorView& t, const ConvBlock& block) {
 
 int64_t groups_of(const ConvBlock& block) { return block.channels / block.group; }
 
+// A convolution's g-th group of channels as a product over taps and channels; kBackward: of the
+// gradient, from the tokens after.
+Gemm product_of_taps(const ConvBlock& block, int64_t taps, int64_t g, const TensorView& from,
+                     const TensorView& to, Direction direction) {
+  const bool forward = direction == Direction::kForward;
+  const int64_t first = g * block.group, out = block.weight.strides[0],
+                in = block.weight.strides[1];
+  Gemm m;
+  m.batch = to.sizes[0];
+  m.rows = to.sizes[1];
+  m.cols = m.depth = block.group;
+  m.blocks = taps;
+  m.a = {element_at(from, first), from.strides[0], from.strides[1],
+         forward ? from.strides[1] : -from.strides[1], 1};
+  m.b = {element_at(block.weight, first * out), 1, forward ? in : out, forward ? out : in};
+  m.c = element_at(to, first);
+  m.c_batch = to.strides[0];
+  m.c_row = to.strides[1];
+  return m;
+}
+
 }  // namespace
 
 void CpuEngine::convolve(const Run& run, const Conv& conv, const TensorView& x,
@@ -29,18 +50,7 @@ void CpuEngine::convolve(const Run& run, const Conv& conv, const TensorView& x,
       continue;
     }
     const auto make = [&](int64_t g) {
-      Gemm m;
-      m.batch = to.sizes[0];
-      m.rows = to.sizes[1];
-      m.cols = m.depth = block.group;
-      m.blocks = conv.taps;
-      m.a = {element_at(from, g * block.group), from.strides[0], from.strides[1], from.strides[1],
-             1};
-      m.b = {element_at(block.weight, g * block.group * block.weight.strides[0]), 1,
-             block.weight.strides[1], block.weight.strides[0]};
-      m.c = element_at(to, g * block.group);
-      m.c_batch = to.strides[0];
-      m.c_row = to.strides[1];
+      Gemm m = product_of_taps(block, conv.taps, g, from, to, Direction::kForward);
       m.bias = block.bias.given() ? element_at(block.bias, g * block.group) : nullptr;
       return m;
     };
@@ -64,18 +74,7 @@ void CpuEngine::convolve_dx(const Run& run, const Conv& conv, const TensorView& 
       continue;
     }
     const auto make = [&](int64_t g) {
-      Gemm m;
-      m.batch = to.sizes[0];
-      m.rows = to.sizes[1];
-      m.cols = m.depth = block.group;
-      m.blocks = conv.taps;
-      m.a = {element_at(from, g * block.group), from.strides[0], from.strides[1], -from.strides[1],
-             1};
-      m.b = {element_at(block.weight, g * block.group * block.weight.strides[0]), 1,
-             block.weight.strides[0], block.weight.strides[1]};
-      m.c = element_at(to, g * block.group);
-      m.c_batch = to.strides[0];
-      m.c_row = to.strides[1];
+      Gemm m = product_of_taps(block, conv.taps, g, from, to, Direction::kBackward);
       m.add = add;
       return m;
     };

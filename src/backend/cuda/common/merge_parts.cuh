@@ -4,6 +4,7 @@
 #include "backend/cuda/common/launch.cuh"
 #include "backend/cuda/common/parts.h"
 #include "backend/cuda/common/sequence.cuh"
+#include "base/ceil_div.h"
 #include "prim/cuda/ptx/grid_dependency.cuh"
 #include "prim/cuda/ptx/math.cuh"
 
@@ -61,8 +62,7 @@ __global__ void __launch_bounds__(kMergePartsThreads)
 template <typename T>
 cudaError_t merge_parts(const MergePartsArguments& a, cudaStream_t stream) {
   const int64_t rows = static_cast<int64_t>(a.batch) * a.p.head_q * a.p.q_len;
-  const auto blocks =
-      static_cast<unsigned>((rows * 32 + kMergePartsThreads - 1) / kMergePartsThreads);
+  const auto blocks = static_cast<unsigned>(ceil_div(rows * 32, kMergePartsThreads));
   return launch<merge_parts_kernel<T>>({dim3(blocks), kMergePartsThreads, 0, stream}, a);
 }
 

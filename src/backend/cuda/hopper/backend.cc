@@ -11,7 +11,6 @@
 #include "backend/cuda/hopper/tensor_map.h"
 #include "backend/cuda/portable/backend.h"
 #include "backend/sequence.h"
-#include "base/ceil_div.h"
 
 namespace fovea::cuda {
 namespace {
@@ -26,8 +25,8 @@ constexpr int64_t kLeastShare = 4;   // one multiprocessor in that many has a ti
 constexpr int64_t kFewQueries = 64;  // of a head: a warpgroup's rows
 constexpr int64_t kMaxRows = int64_t{1} << 30;
 
-// Blocks that met scores out of range do all that follows with a running maximum, and which tiles
-// follow is a matter of timing: where bits have to be the same, all tiles are done so.
+// Warpgroups that met scores out of range do all that follows with a running maximum, and which
+// tiles follow is a matter of timing: where bits have to be the same, all tiles are done so.
 hopper::Care usual_care(const AttentionProblem& p, const DeviceInfo& device) {
   const bool running_max =
       device.softmax == SoftmaxRule::kRunningMax || p.determinism == Determinism::kRequired;

@@ -1,4 +1,4 @@
-// The kernel: one block an SM, one warpgroup that loads, two or three that compute.
+// The kernel: one block an SM, one warpgroup that loads, two to four that compute.
 #pragma once
 
 #include "backend/cuda/hopper/forward/compute.cuh"

@@ -14,8 +14,8 @@ namespace fovea::cuda::hopper {
 struct ForwardKernel {
   DType dtype;
   ForwardConfig config;
-  cudaError_t (*merge)(const MergePartsArguments& a, cudaStream_t stream);
   cudaError_t (*launch)(const ForwardArguments& a, int blocks, cudaStream_t stream);
+  cudaError_t (*merge)(const MergePartsArguments& a, cudaStream_t stream);
 };
 
 std::span<const ForwardKernel* const> forward_kernels();

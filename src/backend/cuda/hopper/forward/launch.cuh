@@ -16,7 +16,7 @@ cudaError_t launch_forward(const ForwardArguments& a, int blocks, cudaStream_t s
 }
 
 template <DType kDtype, typename Shape>
-inline constexpr ForwardKernel kForwardKernel = {
-    kDtype, Shape::kConfig, merge_parts<typename Shape::Element>, launch_forward<Shape>};
+inline constexpr ForwardKernel kForwardKernel = {kDtype, Shape::kConfig, launch_forward<Shape>,
+                                                 merge_parts<typename Shape::Element>};
 
 }  // namespace fovea::cuda::hopper

@@ -90,11 +90,10 @@ ForwardPlan plan_forward(const AttentionProblem& p, const GpuInfo& gpu) {
   const ForwardConfig& c = plan.kernel->config;
   const int64_t row_tiles = ceil_div(p.q_len, c.tile_q());
   const int64_t whole_tiles = row_tiles * p.head_q * p.batch;
-  const int64_t key_blocks = ceil_div(p.kv_len, c.tile_kv);
+  const int64_t key_blocks = std::max<int64_t>(1, ceil_div(p.kv_len, c.tile_kv));
   const int64_t part_blocks = ceil_div(key_blocks, parts_of_keys(p, c, whole_tiles, gpu));
   plan.part_keys = static_cast<int>(part_blocks * c.tile_kv);
-  plan.parts =
-      std::max(1, static_cast<int>(ceil_div(key_blocks, std::max<int64_t>(1, part_blocks))));
+  plan.parts = static_cast<int>(ceil_div(key_blocks, part_blocks));
   const int64_t tiles = whole_tiles * plan.parts;
   plan.row_tiles = static_cast<int>(row_tiles);
   plan.section_heads = static_cast<int>(section_heads(p, gpu));

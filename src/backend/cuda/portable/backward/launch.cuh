@@ -9,6 +9,7 @@
 #include "backend/cuda/portable/backward/short.cuh"
 #include "backend/cuda/portable/backward/small_keys.cuh"
 #include "backend/cuda/portable/backward/stats.cuh"
+#include "base/ceil_div.h"
 
 namespace fovea::cuda {
 
@@ -29,7 +30,6 @@ cudaError_t launch_blocks(int64_t blocks, int threads, int shared_bytes, cudaStr
 template <typename Shape>
 cudaError_t launch_short(const BackwardArguments& a, cudaStream_t stream) {
   constexpr ShortConfig kC = Shape::kShort;
-  const auto ceil_div = [](int64_t x, int64_t y) { return (x + y - 1) / y; };
   const Problem& p = a.p;
   const int64_t heads = static_cast<int64_t>(a.batch) * p.head_kv;
   const int64_t keys = heads * ceil_div(p.kv_len, kC.key_tile());
@@ -52,7 +52,6 @@ cudaError_t launch_backward(const BackwardArguments& a, cudaStream_t stream) {
   if constexpr (Shape::kOnePass.small_heads) {
     if (a.one_launch) return launch_short<Shape>(a, stream);
   }
-  const auto ceil_div = [](int64_t x, int64_t y) { return (x + y - 1) / y; };
   const Problem& p = a.p;
   const int64_t heads = static_cast<int64_t>(a.batch) * p.head_kv;
   const int64_t rows = static_cast<int64_t>(a.batch) * p.head_q * p.q_len;
