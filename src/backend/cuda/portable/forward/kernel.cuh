@@ -45,7 +45,7 @@ class ForwardBlock {
     __device__ __forceinline__ NothingRead(const Problem&, const Place&, uint32_t, int) {}
   };
   using Read =
-      std::conditional_t<kBias, BiasTerms<T, kM, kC.chunk_kv>,
+      std::conditional_t<kBias, BiasTerms<T, kM, kC.chunk_kv, kTileKv == kC.chunk_kv>,
                          std::conditional_t<kMask, MaskTerms<kM, kC.chunk_kv>, NothingRead>>;
 
  public:
