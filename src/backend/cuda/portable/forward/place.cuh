@@ -34,7 +34,8 @@ template <typename Shape>
 __device__ __forceinline__ void find_place(const ForwardArguments& a, ForwardPlace& place) {
   constexpr int kTileQ = Shape::kConfig.tile_q(), kTileKv = Shape::kConfig.tile_kv;
   const Problem& p = a.p;
-  const int item = blockIdx.x;
+  int item = blockIdx.x;
+  if (Shape::kConfig.key_warps > 1 && item >= a.turn) item = gridDim.x - 1 - (item - a.turn);
   int head, rank;
   if (a.longest_first) {
     rank = divide(a.of_heads, item, head);
