@@ -1,0 +1,40 @@
+// Loads and stores of neighbouring elements, and where a head begins.
+#pragma once
+
+#include "layers/cuda/head_rows.h"
+#include "prim/cuda/ptx/math.cuh"
+
+namespace fovea::layers::cuda {
+
+// A head's first element; rows are numbered through the batch.
+template <typename T>
+__device__ __forceinline__ T* head_at(const HeadRows& t, int64_t row, int64_t head) {
+  return static_cast<T*>(t.data) + row / t.rows * t.batch_stride + row % t.rows * t.row_stride +
+         head * t.head_stride;
+}
+
+// Elements that are moved at once: 16 bytes where rows allow it, otherwise one.
+template <typename T>
+constexpr int kWide = 16 / sizeof(T);
+
+template <typename T, int kWidth>
+struct alignas(sizeof(T) * kWidth) Pack {
+  T x[kWidth];
+};
+
+template <int kWidth, typename T>
+__device__ __forceinline__ void load_floats(const T* from, float (&to)[kWidth]) {
+  const auto pack = *reinterpret_cast<const Pack<T, kWidth>*>(from);
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) to[i] = ptx::to_float(pack.x[i]);
+}
+
+template <int kWidth, typename T>
+__device__ __forceinline__ void store_floats(const float (&from)[kWidth], T* to) {
+  Pack<T, kWidth> pack;
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) pack.x[i] = ptx::from_float<T>(from[i]);
+  *reinterpret_cast<Pack<T, kWidth>*>(to) = pack;
+}
+
+}  // namespace fovea::layers::cuda
