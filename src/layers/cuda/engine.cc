@@ -13,13 +13,9 @@
 namespace fovea::layers::cuda {
 namespace {
 
-// What cuBLASLt asks for on Hopper to cut the depth of products that have few tiles, as those of
-// weights' gradients are; the sums over rows, which take turns with products, fit in it as well.
-constexpr int64_t kProductScratch = int64_t{32} << 20;
-
+// Products and sums over rows take turns.
 size_t scratch_for(const EngineNeeds& needs) {
-  return static_cast<size_t>(
-      std::max(kProductScratch, needs.sums * static_cast<int64_t>(sizeof(float))));
+  return std::max(Products::kScratchBytes, static_cast<size_t>(needs.sums) * sizeof(float));
 }
 
 // Whether heads, and runs of `elements` in them, begin on 16 bytes.
@@ -68,8 +64,8 @@ CudaEngine::CudaEngine(const DeviceInfo& device, DType dtype, const EngineNeeds&
       sm_count_(device.gpu.sm_count),
       dtype_(dtype),
       scratch_bytes_(scratch_for(needs)),
-      products_(handle, dtype, needs.tf32, scratch_bytes_),
-      rotation_(Rotation::make(needs.rope, needs.turning)) {}
+      products_(handle, dtype, needs.tf32),
+      angles_(FixedAngles::make(needs.rope, needs.turning)) {}
 
 int CudaEngine::sum_parts(int64_t rows, int64_t count) const {
   const int64_t room =
@@ -78,10 +74,10 @@ int CudaEngine::sum_parts(int64_t rows, int64_t count) const {
 }
 
 void CudaEngine::rotate(Run& run, std::initializer_list<Turn> turns, Direction direction) const {
-  if (rotation_.turning == 0) return;
+  if (angles_.turning == 0) return;
   queue(run, [&](cudaStream_t stream) {
     RotateArguments a;
-    a.rotation = rotation_;
+    a.angles = angles_;
     a.sign = direction == Direction::kForward ? 1 : -1;
     a.wide = true;
     for (const auto& [x, positions] : turns) {
@@ -93,7 +89,7 @@ void CudaEngine::rotate(Run& run, std::initializer_list<Turn> turns, Direction d
         rows.ids_batch = ids.sizes[0] == 1 ? 0 : ids.strides[0];
         rows.ids_row = ids.strides[1];
       }
-      a.wide = a.wide && is_wide(x, rotation_.turning / 2);
+      a.wide = a.wide && is_wide(x, angles_.turning / 2);
     }
     return launch_rotate(a, dtype_, stream);
   });
@@ -182,9 +178,9 @@ Result<std::unique_ptr<const LayerEngine>> make_engine(const DeviceInfo& device,
                        {{"cuda", {why}}});
   };
   if (dtype == DType::kF64) return refused("dtype is f64, takes f32, bf16 and f16");
-  if (needs.turning > 2 * Rotation::kMostPairs) {
+  if (needs.turning > 2 * FixedAngles::kMostPairs) {
     return refused("RoPE turns " + show(needs.turning) + " channels of a head, takes up to " +
-                   show(int64_t{2 * Rotation::kMostPairs}));
+                   show(int64_t{2 * FixedAngles::kMostPairs}));
   }
   if (const std::string& why = loaded_blas().absence; !why.empty()) return refused(why);
   const fovea::cuda::CurrentDevice current(device.device.index);

@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "backend/cuda/common/error.h"
+#include "layers/cuda/fixed_angles.h"
 #include "layers/cuda/products.h"
-#include "layers/cuda/rotation.h"
 #include "layers/engine.h"
 
 namespace fovea::layers::cuda {
@@ -64,7 +64,7 @@ class CudaEngine final : public LayerEngine {
   const DType dtype_;
   const size_t scratch_bytes_;
   const Products products_;
-  const Rotation rotation_;
+  const FixedAngles angles_;
 };
 
 }  // namespace fovea::layers::cuda

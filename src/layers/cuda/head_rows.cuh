@@ -1,6 +1,8 @@
 // Loads and stores of neighbouring elements, and where a head begins.
 #pragma once
 
+#include <cstring>
+
 #include "layers/cuda/head_rows.h"
 #include "prim/cuda/ptx/math.cuh"
 
@@ -18,23 +20,29 @@ template <typename T>
 constexpr int kWide = 16 / sizeof(T);
 
 template <typename T, int kWidth>
-struct alignas(sizeof(T) * kWidth) Pack {
+struct alignas(sizeof(T) * kWidth) Vector {
   T x[kWidth];
 };
 
 template <int kWidth, typename T>
 __device__ __forceinline__ void load_floats(const T* from, float (&to)[kWidth]) {
-  const auto pack = *reinterpret_cast<const Pack<T, kWidth>*>(from);
+  const auto vector = *reinterpret_cast<const Vector<T, kWidth>*>(from);
 #pragma unroll
-  for (int i = 0; i < kWidth; ++i) to[i] = ptx::to_float(pack.x[i]);
+  for (int i = 0; i < kWidth; ++i) to[i] = ptx::to_float(vector.x[i]);
 }
 
 template <int kWidth, typename T>
 __device__ __forceinline__ void store_floats(const float (&from)[kWidth], T* to) {
-  Pack<T, kWidth> pack;
+  Vector<T, kWidth> vector;
 #pragma unroll
-  for (int i = 0; i < kWidth; ++i) pack.x[i] = ptx::from_float<T>(from[i]);
-  *reinterpret_cast<Pack<T, kWidth>*>(to) = pack;
+  for (int i = 0; i < kWidth; ++i) vector.x[i] = ptx::from_float<T>(from[i]);
+  if constexpr (sizeof(vector) == 16) {  // by an intrinsic: the compiler would take it apart
+    uint4 word;
+    memcpy(&word, &vector, sizeof(word));
+    __stwb(reinterpret_cast<uint4*>(to), word);
+  } else {
+    *reinterpret_cast<Vector<T, kWidth>*>(to) = vector;
+  }
 }
 
 }  // namespace fovea::layers::cuda

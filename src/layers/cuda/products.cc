@@ -9,6 +9,9 @@
 namespace fovea::layers::cuda {
 namespace {
 
+constexpr uintptr_t kScratchAlignment = 256;
+constexpr size_t kAlignedBytes = Products::kScratchBytes - kScratchAlignment;
+
 cudaDataType_t type_of(DType dtype) {
   return dtype == DType::kF32 ? CUDA_R_32F : dtype == DType::kF16 ? CUDA_R_16F : CUDA_R_16BF;
 }
@@ -136,7 +139,7 @@ Result<std::shared_ptr<Products::Choice>> Products::choose(const Product& p) con
   const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
     calls(blas.set_preference(preference.get(), attribute, &value, sizeof(value)));
   };
-  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{scratch_bytes_});
+  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{kAlignedBytes});
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(p.b.data));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(p.a.data));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(p.c.data));
@@ -153,7 +156,9 @@ Result<std::shared_ptr<Products::Choice>> Products::choose(const Product& p) con
   if (asked != CUBLAS_STATUS_SUCCESS && asked != CUBLAS_STATUS_NOT_SUPPORTED) {
     return to_status(asked, "layer: choosing an algorithm for a product");
   }
-  choice->found = asked == CUBLAS_STATUS_SUCCESS && count > 0;
+  // Heuristics know nothing of a vector's alignment, and kernels trap over it.
+  const void* const vector = p.bias != nullptr ? p.bias : p.row_sums;
+  choice->found = asked == CUBLAS_STATUS_SUCCESS && count > 0 && alignment_of(vector) >= 16;
   choice->algorithm = result.algo;
   return choice;
 }
@@ -169,9 +174,13 @@ Status Products::run(const Product& p, void* scratch, cudaStream_t stream) const
   if (!found.ok()) return found.status();
   Choice& choice = **found;
   if (!choice.found) {
+    const std::string bias = p.bias == nullptr
+                                 ? ""
+                                 : " and a bias that begins on " +
+                                       show(int64_t{alignment_of(p.bias)}) + " bytes (takes 16)";
     return {StatusCode::kUnsupported, "layer: cuBLASLt has no algorithm for a product of " +
                                           show(p.rows) + " x " + show(p.depth) + " x " +
-                                          show(p.cols) + " in " + show(dtype_)};
+                                          show(p.cols) + " in " + show(dtype_) + bias};
   }
   std::unique_lock<std::mutex> mine;
   if (p.bias != nullptr || p.row_sums != nullptr) {
@@ -181,10 +190,13 @@ Status Products::run(const Product& p, void* scratch, cudaStream_t stream) const
   const auto scale = static_cast<float>(p.scale);
   const float keep = p.write == Write::kAdd ? 1.0f : 0.0f;
   void* const c = const_cast<void*>(p.c.data);
+  const auto begin = reinterpret_cast<uintptr_t>(scratch);
+  void* const aligned = reinterpret_cast<void*>((begin + kScratchAlignment - 1) /
+                                                kScratchAlignment * kScratchAlignment);
   return to_status(loaded_blas().calls.matmul(handle_, choice.description.get(), &scale, p.b.data,
                                               choice.b.get(), p.a.data, choice.a.get(), &keep, c,
                                               choice.c.get(), c, choice.c.get(), &choice.algorithm,
-                                              scratch, scratch_bytes_, stream),
+                                              aligned, kAlignedBytes, stream),
                    "layer: launching a product");
 }
 

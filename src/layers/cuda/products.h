@@ -37,19 +37,18 @@ struct Product {
   void* row_sums = nullptr;    // [rows]: also gives the sums of a over its depth; not with a bias
 };
 
-struct ProductScratch {
-  void* data = nullptr;
-  size_t bytes = 0;
-};
-
 class Products {
  public:
-  Products(cublasLtHandle_t handle, DType dtype, Tf32 tf32, size_t scratch_bytes)
-      : handle_(handle), dtype_(dtype), tf32_(tf32), scratch_bytes_(scratch_bytes) {}
+  // What cuBLASLt asks for on Hopper, to cut the depth of products that have few tiles, as those of
+  // weights' gradients are; and room to begin it on 256 bytes, which it insists on.
+  static constexpr size_t kScratchBytes = (size_t{32} << 20) + 256;
+
+  Products(cublasLtHandle_t handle, DType dtype, Tf32 tf32)
+      : handle_(handle), dtype_(dtype), tf32_(tf32) {}
 
   // Whether there is an algorithm; asks for it where it is not known yet.
   Result<bool> takes(const Product& p) const;
-  // Queues the product on the current device's stream; scratch holds scratch_bytes.
+  // Queues the product on a stream of the current device; scratch holds kScratchBytes.
   Status run(const Product& p, void* scratch, cudaStream_t stream) const;
 
  private:
@@ -67,7 +66,6 @@ class Products {
   cublasLtHandle_t handle_;
   DType dtype_;
   Tf32 tf32_;
-  size_t scratch_bytes_;
 
   // A plan has a dozen products; where a length grows with every call, those beyond are not kept.
   static constexpr size_t kMostKept = 64;

@@ -4,9 +4,9 @@
 #include "backend/cuda/common/launch.cuh"
 #include "base/ceil_div.h"
 #include "layers/cuda/by_dtype.h"
+#include "layers/cuda/fixed_angles.cuh"
 #include "layers/cuda/head_rows.cuh"
 #include "layers/cuda/rotate.h"
-#include "layers/cuda/rotation.cuh"
 #include "prim/cuda/ptx/grid_dependency.cuh"
 
 namespace fovea::layers::cuda {
@@ -26,9 +26,9 @@ template <typename T, int kPairs, RopeStyle kStyle>
 __global__ void __launch_bounds__(kThreads)
     rotate_kernel(const __grid_constant__ RotateArguments a) {
   ptx::wait_for_earlier_kernels();
-  __shared__ uint64_t s_step[Rotation::kMostPairs];
-  const int pairs = a.rotation.turning / 2;
-  for (int i = threadIdx.x; i < pairs; i += kThreads) s_step[i] = a.rotation.step[i];
+  __shared__ uint64_t s_step[FixedAngles::kMostPairs];
+  const int pairs = a.angles.turning / 2;
+  for (int i = threadIdx.x; i < pairs; i += kThreads) s_step[i] = a.angles.step[i];
   __syncthreads();
   constexpr bool kHalf = kStyle == RopeStyle::kHalf;
   const RotateRows& r = a.rows[blockIdx.y];
@@ -79,14 +79,14 @@ cudaError_t launch_as(const RotateArguments& a, cudaStream_t stream) {
   int64_t items = 0;
   for (int n = 0; n < a.count; ++n) {
     const HeadRows& x = a.rows[n].x;
-    const int64_t runs = a.rotation.turning / 2 / kPairs;
+    const int64_t runs = a.angles.turning / 2 / kPairs;
     items = std::max(items, x.batch * x.rows * ceil_div(x.heads, int64_t{kHeadsAtOnce}) * runs);
   }
   if (items == 0) return cudaSuccess;
   const fovea::cuda::Launch how{dim3(static_cast<unsigned>(ceil_div(items, int64_t{kThreads})),
                                      static_cast<unsigned>(a.count)),
                                 kThreads, 0, stream};
-  return a.rotation.style == RopeStyle::kHalf
+  return a.angles.style == RopeStyle::kHalf
              ? fovea::cuda::launch<rotate_kernel<T, kPairs, RopeStyle::kHalf>>(how, a)
              : fovea::cuda::launch<rotate_kernel<T, kPairs, RopeStyle::kInterleaved>>(how, a);
 }

@@ -3,8 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include "layers/cuda/fixed_angles.h"
 #include "layers/cuda/head_rows.h"
-#include "layers/cuda/rotation.h"
 
 namespace fovea::layers::cuda {
 
@@ -21,7 +21,7 @@ struct RotateArguments {
   int count = 0;
   float sign = 1;     // -1: back
   bool wide = false;  // 16 bytes at once
-  Rotation rotation;
+  FixedAngles angles;
 };
 
 cudaError_t launch_rotate(const RotateArguments& a, DType dtype, cudaStream_t stream);

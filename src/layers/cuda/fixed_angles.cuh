@@ -1,7 +1,7 @@
 // cos and sin of a pair of channels at a position.
 #pragma once
 
-#include "layers/cuda/rotation.h"
+#include "layers/cuda/fixed_angles.h"
 
 namespace fovea::layers::cuda {
 

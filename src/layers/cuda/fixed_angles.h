@@ -9,16 +9,16 @@
 
 namespace fovea::layers::cuda {
 
-struct Rotation {
+struct FixedAngles {
   static constexpr int kMostPairs = 128;  // the operator's heads have 256 channels at most
 
   int turning = 0;  // channels of a head, the first ones
   RopeStyle style = RopeStyle::kHalf;
   uint64_t step[kMostPairs] = {};  // what pair i turns by from one position to the next
 
-  static Rotation make(const RopeOptions& rope, int64_t turning) {
+  static FixedAngles make(const RopeOptions& rope, int64_t turning) {
     constexpr long double kTurn = 6.283185307179586476925286766559005768L;
-    Rotation r;
+    FixedAngles r;
     r.turning = static_cast<int>(turning);
     r.style = rope.style;
     for (int i = 0; i < r.turning / 2; ++i) {
