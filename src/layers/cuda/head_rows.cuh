@@ -5,6 +5,7 @@
 
 #include "layers/cuda/head_rows.h"
 #include "prim/cuda/ptx/math.cuh"
+#include "prim/cuda/ptx/st_global.cuh"
 
 namespace fovea::layers::cuda {
 
@@ -36,10 +37,10 @@ __device__ __forceinline__ void store_floats(const float (&from)[kWidth], T* to)
   Vector<T, kWidth> vector;
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) vector.x[i] = ptx::from_float<T>(from[i]);
-  if constexpr (sizeof(vector) == 16) {  // by an intrinsic: the compiler would take it apart
+  if constexpr (sizeof(vector) == 16) {  // by itself the compiler would take it apart
     uint4 word;
     memcpy(&word, &vector, sizeof(word));
-    __stwb(reinterpret_cast<uint4*>(to), word);
+    ptx::store_16(to, word);
   } else {
     *reinterpret_cast<Vector<T, kWidth>*>(to) = vector;
   }
