@@ -40,8 +40,13 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     if (o_.convs) du_ = memory.backward(dtype, {batch, margin + q_len + margin_u, qk_width()});
     dz_ = memory.backward(dtype, {batch, q_len, qk_width() + v_width()});
     const Prologue sizes = prologue({}, {}, {}, 0);
-    work_[0] = memory.forward_bytes(engine->prologue_bytes(sizes, Pass::kForward));
-    work_[1] = memory.backward_bytes(engine->prologue_bytes(sizes, Pass::kBackward));
+    const Result<size_t> forward_bytes = engine->prologue_bytes(sizes, Pass::kForward);
+    if (!forward_bytes.ok()) return forward_bytes.status();
+    work_[0] = memory.forward_bytes(*forward_bytes);
+    if (!training()) return {};
+    const Result<size_t> backward_bytes = engine->prologue_bytes(sizes, Pass::kBackward);
+    if (!backward_bytes.ok()) return backward_bytes.status();
+    work_[1] = memory.backward_bytes(*backward_bytes);
     return {};
   }
 

@@ -91,9 +91,9 @@ class LayerEngine {
                                   const Norm& norm, const TensorView& dx, const TensorView& dweight,
                                   const TensorView& dbias) const = 0;
 
-  // Everything between CCGQA's projection and its attention. Of p's sizes: the bytes that p.work
-  // must have in a pass.
-  virtual size_t prologue_bytes(const Prologue& p, Pass pass) const = 0;
+  // The bytes that p.work must have in a pass, by p's sizes; refused where they cannot be had.
+  virtual Result<size_t> prologue_bytes(const Prologue& p, Pass pass) const = 0;
+  // Everything between CCGQA's projection and its attention.
   virtual void prologue(Run& run, const Prologue& p) const = 0;
   virtual void prologue_backward(Run& run, const Prologue& p, const PrologueGradients& g) const = 0;
 

@@ -91,31 +91,65 @@ TEST_F(DeviceLayers, ALatentThatNoEngineTakesIsExpanded) {
   EXPECT_EQ(make_layer(o, one, Device::cuda(0)).status().code(), StatusCode::kUnsupported);
 }
 
+TEST_F(DeviceLayers, DecodeOfCcgqa) {
+  for (const CcgqaOptions& options :
+       {CcgqaOptions::hydra(64, 4, 2, 1), CcgqaOptions::zaya(48, 4, 2, 16)}) {
+    expect_decode_accurate(ccgqa(options, 2, 17), cuts_of(17));
+  }
+}
+
+// A call as a graph.
+class Captured {
+ public:
+  template <typename Call>
+  explicit Captured(const Call& call) {
+    capture(call);
+  }
+  ~Captured() {
+    (void)cudaGraphExecDestroy(replay_);
+    (void)cudaGraphDestroy(graph_);
+  }
+  Captured(const Captured&) = delete;
+  Captured& operator=(const Captured&) = delete;
+
+  void launch() { ASSERT_CUDA(cudaGraphLaunch(replay_, stream_.get())); }
+  size_t launches() const {
+    size_t nodes = 0;
+    EXPECT_EQ(cudaGraphGetNodes(graph_, nullptr, &nodes), cudaSuccess);
+    return nodes;
+  }
+
+ private:
+  template <typename Call>
+  void capture(const Call& call) {
+    ASSERT_CUDA(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeGlobal));
+    call(stream_.get());
+    ASSERT_CUDA(cudaStreamEndCapture(stream_.get(), &graph_));
+    ASSERT_CUDA(cudaGraphInstantiateWithFlags(&replay_, graph_, 0));
+  }
+
+  OwnedStream stream_;
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t replay_ = nullptr;
+};
+
 // A capture takes launches and nothing else: an allocation, a wait or another stream would break
 // it. Gradients may be summed in another order.
-TEST_F(DeviceLayers, GraphReplayIsTheDirectCall) {
-  const GroupedSample sample = grouped(kEven, [](GroupedQueryOptions& o) {
-    o.causal = true, o.position = Position::kRope, o.qk_norm = QkNorm::kLayer;
-  });
+template <typename Weights, typename Options>
+void expect_replays_as_called(const LayerSample<Weights, Options>& sample) {
   for (const DType dtype : kLayerTypes) {
     SCOPED_TRACE(dtype_name(dtype));
     TensorStore store(dtype);
-    const LayerValues<FusedWeights> values(sample, store);
-    const LayerPlan<FusedWeights> plan = plan_layer(sample, dtype, Device::cuda(0));
+    const LayerValues<Weights> values(sample, store);
+    const LayerPlan<Weights> plan = plan_layer(sample, dtype, Device::cuda(0));
     auto direct = trial_of(plan, values, store), replayed = trial_of(plan, values, store);
-    LayerOnDevice<FusedWeights>(direct).run();
-    LayerOnDevice<FusedWeights> call(replayed);
+    LayerOnDevice<Weights>(direct).run();
+    LayerOnDevice<Weights> call(replayed);
     call.reset();
-    const OwnedStream stream;
-    ASSERT_CUDA(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal));
-    call.launch(stream.get());
-    cudaGraph_t graph = nullptr;
-    ASSERT_CUDA(cudaStreamEndCapture(stream.get(), &graph));
-    cudaGraphExec_t replay = nullptr;
-    ASSERT_CUDA(cudaGraphInstantiateWithFlags(&replay, graph, 0));
+    Captured graph([&](cudaStream_t stream) { call.launch(stream); });
     for (int time = 0; time < 3; ++time) {
       call.reset();
-      ASSERT_CUDA(cudaGraphLaunch(replay, stream.get()));
+      graph.launch();
       call.fetch();
       expect_same_bits(replayed.call.out, direct.call.out, "out");
       expect_within_twice(results_of(replayed), results_of(direct), results_of(direct));
@@ -125,9 +159,32 @@ TEST_F(DeviceLayers, GraphReplayIsTheDirectCall) {
         }
       }
     }
-    ASSERT_CUDA(cudaGraphExecDestroy(replay));
-    ASSERT_CUDA(cudaGraphDestroy(graph));
   }
+}
+
+TEST_F(DeviceLayers, GraphReplayIsTheDirectCall) {
+  expect_replays_as_called(grouped(kEven, [](GroupedQueryOptions& o) {
+    o.causal = true, o.position = Position::kRope, o.qk_norm = QkNorm::kLayer;
+  }));
+  expect_replays_as_called(latent(kDeepSeek, [](LatentOptions&) {}));
+  expect_replays_as_called(ccgqa(CcgqaOptions::hydra(64, 4, 2, 1), 2, 70));
+}
+
+// Each launch is time in a small layer: how many there are is part of what CCGQA promises.
+TEST_F(DeviceLayers, CcgqaTakesFewLaunches) {
+  CcgqaSample sample = ccgqa(CcgqaOptions::hydra(512, 8, 2), 4, 512);
+  TensorStore store(DType::kBf16);
+  const LayerValues<CcgqaWeights> values(sample, store);
+  const auto launches = [&](LayerUse use) {
+    sample.shape.use = use;
+    auto trial = trial_of(plan_layer(sample, DType::kBf16, Device::cuda(0)), values, store);
+    LayerOnDevice<CcgqaWeights> call(trial);
+    call.run();
+    return Captured([&](cudaStream_t stream) { call.launch(stream); }).launches();
+  };
+  const size_t forward = launches(LayerUse::kInference), both = launches(LayerUse::kTraining);
+  EXPECT_LE(forward, 8u);
+  EXPECT_LE(both - forward, 16u);
 }
 
 // A view of a dense [batch, rows, cols] tensor's values elsewhere, at other strides.

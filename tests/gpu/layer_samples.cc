@@ -87,4 +87,37 @@ LatentSample latent(const LatentDims& s, const std::function<void(LatentOptions&
   return sample;
 }
 
+CcgqaSample ccgqa(const CcgqaOptions& options, int64_t batch, int64_t len) {
+  CcgqaSample sample;
+  sample.options = options;
+  sample.options.max_seq_len = len + 2;
+  sample.shape = {.batch = batch, .q_len = len, .use = LayerUse::kTraining};
+  sample.weights = [o = options](TensorStore& store) {
+    const int64_t d = o.head_dim, q = o.num_heads * d, kv = o.num_kv_heads * d;
+    const int64_t taps1 = o.conv_taps[0], taps2 = o.conv_taps[1];
+    CcgqaWeights w;
+    w.qkv = store.normal({q + 2 * kv, o.embed_dim}, weight_scale(o.embed_dim));
+    w.out = store.normal({o.embed_dim, q}, weight_scale(q));
+    if (o.convs && o.conv == CcgqaConv::kHeadsThenAll) {
+      w.q_conv1 = store.normal({q, d, taps1}, weight_scale(d * taps1));
+      w.q_conv2 = store.normal({q, q, taps2}, weight_scale(q * taps2));
+      w.k_conv1 = store.normal({kv, d, taps1}, weight_scale(d * taps1));
+      w.k_conv2 = store.normal({kv, kv, taps2}, weight_scale(kv * taps2));
+    } else if (o.convs) {
+      w.channel_conv = store.normal({q + kv, 1, taps1}, weight_scale(taps1));
+      w.head_conv = store.normal({q + kv, d, taps2}, weight_scale(d * taps2));
+    }
+    if (o.convs && o.conv_bias) {
+      w.channel_conv_bias = store.normal({q + kv}, .1);
+      w.head_conv_bias = store.normal({q + kv}, .1);
+    }
+    if (!o.qk_norm) return w;
+    w.temperature = o.temperature == KeyTemperature::kShared
+                        ? store.wave({1}, 0, 1, std::sqrt(static_cast<double>(d)))
+                        : store.normal({o.num_kv_heads}, .2);
+    return w;
+  };
+  return sample;
+}
+
 }  // namespace fovea::test

@@ -32,4 +32,7 @@ inline constexpr LatentDims kSimple{48, 3, 24, 40, 16, 0, 16}, kDeepSeek{64, 3, 
 using LatentSample = LayerSample<LatentWeights, LatentOptions>;
 LatentSample latent(const LatentDims& s, const std::function<void(LatentOptions&)>& set);
 
+using CcgqaSample = LayerSample<CcgqaWeights, CcgqaOptions>;
+CcgqaSample ccgqa(const CcgqaOptions& options, int64_t batch, int64_t len);
+
 }  // namespace fovea::test

@@ -120,6 +120,38 @@ TEST_F(DeviceLayers, Latent) {
   }));
 }
 
+TEST_F(DeviceLayers, Ccgqa) {
+  for (const CcgqaOptions& preset :
+       {CcgqaOptions::hydra(64, 4, 2, 1), CcgqaOptions::zaya(45, 6, 3, 24)}) {
+    struct Change {
+      const char* name;
+      void (*set)(CcgqaOptions&);
+    };
+    using C = CcgqaOptions;
+    for (const Change& change : {
+             Change{"as it is", [](C&) {}},
+             Change{"no convolutions", [](C& o) { o.convs = false; }},
+             Change{"neither norm nor mean", [](C& o) { o.qk_norm = o.qk_mean = false; }},
+             Change{"no values of the token before", [](C& o) { o.value_shift = false; }},
+             Change{"one KV head, a window",
+                    [](C& o) { o.num_kv_heads = 1, o.sliding_window = 9, o.output_scale = 1.5; }},
+         }) {
+      CcgqaOptions options = preset;
+      change.set(options);
+      SCOPED_TRACE(std::string(options.conv == CcgqaConv::kHeadsThenAll ? "hydra" : "zaya") + ", " +
+                   change.name);
+      expect_layer_accurate(ccgqa(options, 2, 70));
+    }
+  }
+}
+
+TEST_F(DeviceLayers, CcgqaRefusesHeadsThatNoVectorDivides) {
+  CcgqaOptions options = CcgqaOptions::zaya(48, 4, 2, 12);
+  EXPECT_EQ(make_layer(options, {.batch = 1, .q_len = 4}, Device::cuda(0)).status().message(),
+            "make_layer: CCGQA does not run on cuda:0\n"
+            "  cuda  head_dim is 12, takes multiples of 8");
+}
+
 TEST_F(DeviceLayers, Tf32IsRounderThanF32) {
   GroupedSample sample = grouped(kEven, [](O& o) { o.causal = true, o.tf32 = Tf32::kAllowed; });
   TensorStore narrow(DType::kF32), exact;
@@ -152,6 +184,15 @@ TEST_F(DeviceLayers, EmptyBatchesAndSequencesAreLegal) {
     LayerOnDevice<FusedWeights>(trial).run();
     EXPECT_EQ(sum_abs(trial.back.dweights.qkv), 0);
     EXPECT_EQ(sum_abs(trial.back.dweights.out_bias), 0);
+    const CcgqaSample other = ccgqa(CcgqaOptions::zaya(48, 4, 2, 16), batch, len);
+    const LayerValues<CcgqaWeights> other_values(other, store);
+    auto again = trial_of(plan_layer(other, DType::kBf16, Device::cuda(0)), other_values, store);
+    LayerOnDevice<CcgqaWeights>(again).run();
+    visit(again.back.dweights, [](const char* name, TensorView& w) {
+      if (w.given()) {
+        EXPECT_EQ(sum_abs(w), 0) << name;
+      }
+    });
   }
 }
 

@@ -52,7 +52,7 @@ class CpuEngine final : public LayerEngine {
   void normalise_backward(Run& run, const TensorView& dy, const TensorView& x, const Norm& norm,
                           const TensorView& dx, const TensorView& dweight,
                           const TensorView& dbias) const override;
-  size_t prologue_bytes(const Prologue&, Pass) const override { return 0; }
+  Result<size_t> prologue_bytes(const Prologue&, Pass) const override { return size_t{0}; }
   void prologue(Run& run, const Prologue& p) const override;
   void prologue_backward(Run& run, const Prologue& p, const PrologueGradients& g) const override;
   void copy(Run& run, std::initializer_list<Copy> copies) const override;

@@ -65,7 +65,8 @@ CudaEngine::CudaEngine(const DeviceInfo& device, DType dtype, const EngineNeeds&
       dtype_(dtype),
       scratch_bytes_(scratch_for(needs)),
       products_(handle, dtype, needs.tf32),
-      angles_(FixedAngles::make(needs.rope, needs.turning)) {}
+      angles_(FixedAngles::make(needs.rope, needs.turning)),
+      rope_{needs.turning, needs.rope.style, needs.rope.base, nullptr, 0} {}
 
 int CudaEngine::sum_parts(int64_t rows, int64_t count) const {
   const int64_t room =
@@ -148,14 +149,45 @@ void CudaEngine::copy(Run& run, std::initializer_list<Copy> copies) const {
   queue(run, [&](cudaStream_t stream) { return launch_copy(a, stream); });
 }
 
-size_t CudaEngine::prologue_bytes(const Prologue&, Pass) const { return 0; }
-
-void CudaEngine::prologue(Run& run, const Prologue&) const {
-  run.note(unsupported("forward", "CCGQA does not run on a GPU yet", {}));
+// Of any rank.
+void CudaEngine::zero(Run& run, const TensorView& to) const {
+  if (!to.given()) return;
+  const auto missing = static_cast<size_t>(3 - to.rank);
+  TensorView view = to;
+  view.rank = 3;
+  for (size_t d = 0; d < 3; ++d) {
+    view.sizes[d] = d < missing ? 1 : to.sizes[d - missing];
+    view.strides[d] = d < missing ? 0 : to.strides[d - missing];
+  }
+  copy(run, {{{}, view}});
 }
 
-void CudaEngine::prologue_backward(Run& run, const Prologue&, const PrologueGradients&) const {
-  run.note(unsupported("backward", "CCGQA does not run on a GPU yet", {}));
+Result<size_t> CudaEngine::prologue_bytes(const Prologue& p, Pass pass) const {
+  if (p.mix.dim % 8 != 0) {
+    return unsupported("make_layer", "CCGQA does not run on " + show(Device::cuda(device_)),
+                       {{"cuda", {"head_dim is " + show(p.mix.dim) + ", takes multiples of 8"}}});
+  }
+  return prologue_scratch_bytes(p, rope_, pass);
+}
+
+void CudaEngine::prologue(Run& run, const Prologue& p) const {
+  if (p.qk.elements() == 0) return;
+  queue(run, [&](cudaStream_t stream) { return cuda::prologue(p, rope_, p.work, stream); });
+}
+
+void CudaEngine::prologue_backward(Run& run, const Prologue& p, const PrologueGradients& g) const {
+  if (p.qk.elements() == 0) {  // sums of nothing
+    zero(run, g.dtemperature);
+    for (const Conv& conv : {g.first, g.second}) {
+      for (const ConvBlock& block : conv.block) {
+        zero(run, block.weight);
+        zero(run, block.bias);
+      }
+    }
+    return;
+  }
+  queue(run,
+        [&](cudaStream_t stream) { return cuda::prologue_backward(p, g, rope_, p.work, stream); });
 }
 
 void CudaEngine::fill_lengths(Run& run, int64_t length, const TensorView& to) const {

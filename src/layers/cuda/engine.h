@@ -7,6 +7,7 @@
 #include "backend/cuda/common/error.h"
 #include "layers/cuda/fixed_angles.h"
 #include "layers/cuda/products.h"
+#include "layers/cuda/prologue.h"
 #include "layers/engine.h"
 
 namespace fovea::layers::cuda {
@@ -32,7 +33,7 @@ class CudaEngine final : public LayerEngine {
   void normalise_backward(Run& run, const TensorView& dy, const TensorView& x, const Norm& norm,
                           const TensorView& dx, const TensorView& dweight,
                           const TensorView& dbias) const override;
-  size_t prologue_bytes(const Prologue& p, Pass pass) const override;
+  Result<size_t> prologue_bytes(const Prologue& p, Pass pass) const override;
   void prologue(Run& run, const Prologue& p) const override;
   void prologue_backward(Run& run, const Prologue& p, const PrologueGradients& g) const override;
   void copy(Run& run, std::initializer_list<Copy> copies) const override;
@@ -53,6 +54,7 @@ class CudaEngine final : public LayerEngine {
     return fovea::cuda::to_status(error, "layer: launching a kernel");
   }
 
+  void zero(Run& run, const TensorView& to) const;
   Status multiply(const Run& run, const Product& p, cudaStream_t stream) const;
   Status column_sums(const Run& run, const TensorView& x, const TensorView& to,
                      cudaStream_t stream) const;
@@ -65,6 +67,7 @@ class CudaEngine final : public LayerEngine {
   const size_t scratch_bytes_;
   const Products products_;
   const FixedAngles angles_;
+  const RopeTable rope_;  // the prologue's; without a table
 };
 
 }  // namespace fovea::layers::cuda
