@@ -34,34 +34,63 @@ struct Coupling {
     return c;
   }
 
-  // What channels `channel` and the next get.
+  // What channels i to i + 7 of a head get.
   template <typename T>
-  __device__ float2 pair(int token, RowAt at, int channel) const {
-    if (kind == Coupled::kNone) return {0, 0};
-    const int head = channel / dim, i = channel - head * dim;
+  __device__ __forceinline__ Eight share(int token, RowAt at, int head, int i) const {
     const bool is_q = head < heads;
     if (kind == Coupled::kAllHeads) {
-      return *reinterpret_cast<const float2*>(sums + (int64_t{token} * 2 + is_q) * dim + i);
+      return load_eight(sums + (int64_t{token} * 2 + is_q) * dim + i);
     }
-    const T* const row = x.template at<T>(at.b, at.r);
+    Eight sum{};
+    if (kind == Coupled::kNone) return sum;
+    const T* const row = x.template at<T>(at.b, at.r) + i;
     const int group = heads / heads_kv;
-    const float2 own = load_pair(row + channel);
-    if (is_q) return 0.5f * (own + from_k * load_pair(row + (heads + head / group) * dim + i));
-    float2 sum{0, 0};
-    const T* q = row + (head - heads) * group * dim + i;
-    for (int h = 0; h < group; ++h, q += dim) sum = sum + load_pair(q);
-    return 0.5f * (own + from_q * sum);
+    if (is_q) {
+      add(sum, load_eight(row + (heads + head / group) * dim), 0.5f * from_k);
+    } else {
+      const T* q = row + (head - heads) * group * dim;
+      for (int h = 0; h < group; ++h, q += dim) add(sum, load_eight(q), 0.5f * from_q);
+    }
+    add(sum, load_eight(row + head * dim), 0.5f);
+    return sum;
   }
+};
 
-  // One pair of a token's sums, of 2 * dim / 2.
-  template <typename T>
-  __device__ void sum_heads(int token, RowAt at, int pair) const {
-    const int of_k = pair >= dim / 2, i = 2 * pair - of_k * dim;
-    const T* from = x.template at<T>(at.b, at.r) + of_k * heads * dim + i;
-    float2 sum{0, 0};
-#pragma unroll 4
-    for (int h = 0; h < (of_k ? heads_kv : heads); ++h, from += dim) sum = sum + load_pair(from);
-    store_pair(sums + (int64_t{token} * 2 + of_k) * dim + i, (of_k ? from_k : from_q) * sum);
+// The lanes that hold a head, eight channels each: a power of two, so that warps hold whole heads.
+struct HeadLanes {
+  int lanes = 1;
+
+  static HeadLanes of(int dim) { return {static_cast<int>(std::bit_ceil(unsigned(dim) / 8))}; }
+  __device__ __forceinline__ int at_once() const { return 32 / lanes; }
+  __device__ __forceinline__ int head() const { return threadIdx.x % 32 / lanes; }  // of the warp's
+  __device__ __forceinline__ int channel() const { return threadIdx.x % lanes * 8; }
+  __device__ __forceinline__ float sum(float x) const {
+    for (int step = 1; step < lanes; step *= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+    return x;
+  }
+};
+
+// Sums over a token's heads, by a warp.
+struct HeadSums {
+  Eight q{}, k{};
+
+  __device__ __forceinline__ void add_head(bool is_q, const Eight& x) { add(is_q ? q : k, x); }
+  __device__ __forceinline__ void store(const Coupling& coupling, const HeadLanes& lanes,
+                                        int token) {
+    for (int step = lanes.lanes; step < 32; step *= 2) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        q.x[i] += __shfl_xor_sync(0xffffffffu, q.x[i], step);
+        k.x[i] += __shfl_xor_sync(0xffffffffu, k.x[i], step);
+      }
+    }
+    const int dim = coupling.dim, i = lanes.channel();
+    if (lanes.head() != 0 || i >= dim) return;
+    float* const to = coupling.sums + int64_t{token} * 2 * dim + i;
+    scale(q, coupling.from_q);
+    scale(k, coupling.from_k);
+    store_eight(to, q);
+    store_eight(to + dim, k);
   }
 };
 

@@ -1,5 +1,4 @@
-// A head of one token after the convolutions: its norm, temperature and rotation, and the way back.
-// A power of two of lanes holds a head, each lane some of its pairs of channels.
+// Heads after the convolutions: coupling, norm, temperature and rotation.
 #pragma once
 
 #include "layers/cuda/coupling.cuh"
@@ -15,22 +14,6 @@ struct HeadNorm {
 };
 
 constexpr float kShortest = 1e-12f;  // a head is divided by its length, or by this if it is shorter
-
-// The lanes of a warp that share a head.
-struct HeadLanes {
-  int count, first, lane;  // lanes of a head; the head of this lane among the warp's; its own place
-
-  __device__ explicit HeadLanes(int dim) {
-    count = min(32, 1 << (32 - __clz(dim / 2 - 1)));  // the power of two from dim / 2 on
-    first = static_cast<int>(threadIdx.x) % 32 / count;
-    lane = static_cast<int>(threadIdx.x) % count;
-  }
-  __device__ int heads_of_warp() const { return 32 / count; }
-  __device__ float sum(float x) const {
-    for (int step = count / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
-    return x;
-  }
-};
 
 // What a head's length becomes.
 template <typename T>
@@ -49,57 +32,58 @@ struct Finish {
   Coupling coupling;
   HeadNorm norm;
   Rotation rotation;
-  const float* angles = nullptr;  // [tokens, 2, turning / 2]
-  int tokens = 0, q_len = 0;      // of all members of the batch, and of one
+  HeadLanes lanes;
+  int lanes_of_row = 32;          // a power of two that holds a tile's row of heads
+  const float* angles = nullptr;  // [tokens, 2, dim]: cos and sin of each channel
   Rows mixed, qk;
 
-  // Rows of whole heads from token `row` and channel `channel` on, which the bias begins at; they
-  // are written over.
-  template <typename T>
-  __device__ void heads(float* s_tile, int pitch, int row, int rows, int channel, int cols,
-                        const T* bias) const {
-    const int dim = coupling.dim, per_row = cols / dim;
-    const HeadLanes lanes(dim);
-    const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    const int items = min(rows, tokens - row) * per_row, at_once = lanes.heads_of_warp();
-    for (int begin = warp * at_once; begin < items; begin += warps * at_once) {
-      // A warp's last heads may not exist: their lanes come along, with no channels.
-      const int item = min(begin + lanes.first, items - 1), r = item / per_row;
-      const int i = item % per_row * dim;
-      one_head<T>(s_tile + r * pitch + i, lanes, begin + lanes.first < items ? dim : 0, row + r,
-                  channel + i, bias != nullptr ? bias + i : nullptr);
+  // Rows of whole heads, `cols` columns from channel `channel` on, which the bias begins at;
+  // row_of(r) says which token row r is: its number, its place, and whether it is one. All threads
+  // of a block come here, with as many rows as they take in whole turns.
+  template <typename T, typename RowOf>
+  __device__ void heads(float* s_tile, int pitch, int rows, int channel, int cols, const T* bias,
+                        const RowOf& row_of) const {
+    const int dim = coupling.dim, place = threadIdx.x % lanes_of_row;
+    const int i = place % lanes.lanes * 8, col = place / lanes.lanes * dim + i;
+    const bool is = i < dim && col < cols;  // not every lane has channels
+    const int head = (channel + (is ? col - i : 0)) / dim;
+    const float length = norm.norm ? length_of<T>(norm, head, coupling.heads) : 1;
+    const Eight own_bias = is && bias != nullptr ? load_eight_apart(bias + col) : Eight{};
+    const int step = blockDim.x / lanes_of_row;
+#pragma unroll 2
+    for (int r = threadIdx.x / lanes_of_row; r < rows; r += step) {
+      const auto row = row_of(r);
+      const bool live = is && row.is;
+      float* const s_head = s_tile + r * pitch + col - i;
+      Eight x{};
+      if (live) {
+        x = load_eight(s_head + i);
+        add(x, own_bias);
+        add(x, coupling.share<T>(row.token, row.at, head, i));
+        round<T>(x);
+        store_eight(mixed.at<T>(row.at.b, row.at.r) + channel + col, x);
+        if (rotation.half) store_eight(s_head + i, x);
+      }
+      const float squares = lanes.sum(dot(x, x));
+      __syncwarp();  // what a head's lanes stored is there for its partners
+      if (!live) continue;
+      const Eight partners = rotation.partners(x, s_head, i);
+      const float* const row_angles = angles + int64_t{row.token} * 2 * dim + i;
+      const Eight cosines = load_eight(row_angles), sines = load_eight(row_angles + dim);
+      Eight y{};
+      add_product(y, x, cosines);
+      add_product(y, partners, sines);
+      scale(y, norm.norm ? length / longest(squares) : 1);
+      store_eight(qk.at<T>(row.at.b, row.at.r) + channel + col, y);
     }
   }
+};
 
- private:
-  template <typename T>
-  __device__ void one_head(float* s_head, const HeadLanes& lanes, int dim, int token, int channel,
-                           const T* bias) const {
-    const RowAt at(token, q_len);
-    T* const to_mixed = mixed.at<T>(at.b, at.r) + channel;
-    float squares = 0;
-    for (int i = 2 * lanes.lane; i < dim; i += 2 * lanes.count) {
-      float2 x = *reinterpret_cast<float2*>(s_head + i) + coupling.pair<T>(token, at, channel + i);
-      if (bias != nullptr) x = x + float2{ptx::to_float(bias[i]), ptx::to_float(bias[i + 1])};
-      x = round_pair<T>(x);
-      store_pair(to_mixed + i, x);
-      squares = fmaf(x.x, x.x, fmaf(x.y, x.y, squares));
-      *reinterpret_cast<float2*>(s_head + i) = x;
-    }
-    squares = lanes.sum(squares);
-    __syncwarp();
-    const int head = channel / coupling.dim;
-    const float factor =
-        norm.norm ? length_of<T>(norm, head, coupling.heads) / longest(squares) : 1;
-    const float* const row_angles = angles + int64_t{token} * rotation.turning;
-    T* const to_qk = qk.at<T>(at.b, at.r) + channel;
-    const auto value = [&](int i) { return s_head[i]; };
-    for (int i = 2 * lanes.lane; i < dim; i += 2 * lanes.count) {
-      const float2 x{rotation.turned(i, row_angles, 1, value),
-                     rotation.turned(i + 1, row_angles, 1, value)};
-      store_pair(to_qk + i, factor * x);
-    }
-  }
+// Of Finish::heads.
+struct TokenAt {
+  int token;
+  RowAt at;
+  bool is;
 };
 
 }  // namespace fovea::layers::cuda

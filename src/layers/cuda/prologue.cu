@@ -1,5 +1,6 @@
 // CCGQA's prologue on the GPU: views become plain values, scratch is cut up.
 #include <algorithm>
+#include <bit>
 
 #include "base/ceil_div.h"
 #include "layers/cuda/prologue.h"
@@ -92,7 +93,7 @@ ForwardPlan plan_forward(const Prologue& p, const RopeTable& rope, std::byte* sc
   ForwardPlan plan;
   Before& before = plan.before;
   before.tokens = s.tokens;
-  before.q_len = s.q_len;
+  before.q_len = Divider(s.q_len);
   before.token_blocks = as_int(ceil_div(s.tokens, kTokensOfBlock));
   before.values = {s.v, p.mix.value_shift ? s.v / 2 : s.v, s.q_len, rows_of(p.z, s.lead, s.qk),
                    rows_of(p.v)};
@@ -102,19 +103,21 @@ ForwardPlan plan_forward(const Prologue& p, const RopeTable& rope, std::byte* sc
     before.coupling.sums = cut.floats(int64_t{s.tokens} * 2 * s.dim);
   }
   before.rotation = Rotation::of(rope, p.mix.positions);
-  before.angles = cut.floats(int64_t{s.tokens} * before.rotation.turning);
+  before.angles = cut.floats(int64_t{s.tokens} * 2 * s.dim);
+  before.lanes = HeadLanes::of(s.dim);
 
   Finish finish;
   finish.coupling = before.coupling;
   finish.norm = norm_of(p.mix);
   finish.rotation = before.rotation;
   finish.angles = before.angles;
-  finish.tokens = s.tokens;
-  finish.q_len = s.q_len;
+  finish.lanes = before.lanes;
+  finish.lanes_of_row =
+      before.lanes.lanes * as_int(std::bit_ceil(unsigned(whole_heads(s.dim) / s.dim)));
   finish.mixed = rows_of(p.mixed);
   finish.qk = rows_of(p.qk);
   const auto finish_alone = [&](const Rows& from) {
-    plan.finish = {finish, from, whole_heads(s.dim), s.qk};
+    plan.finish = {finish, from, whole_heads(s.dim), s.qk, s.tokens, Divider(s.q_len)};
   };
   if (!p.convolve) {
     finish_alone(rows_of(p.z, s.lead));
@@ -126,25 +129,23 @@ ForwardPlan plan_forward(const Prologue& p, const RopeTable& rope, std::byte* sc
   if (s.depthwise) {
     const ConvBlock& block = p.first.block[0];
     before.depthwise = {
-        as_int(p.first.taps), s.qk, s.u_rows,    s.batch * s.u_rows, block.weight.data,
+        as_int(p.first.taps), s.qk, s.batch * s.u_rows, Divider(s.u_rows), block.weight.data,
         block.bias.data,      z,    rows_of(p.u)};
-    before.depthwise_blocks = as_int(ceil_div(before.depthwise.all_rows, kTokensOfBlock));
+    before.depthwise_blocks = depthwise_blocks(before.depthwise);
   } else {
     TapProduct& first = plan.first;
     set_blocks(p.first, dtype, false, cut, before.packs, first);
     first.from = z;
     first.to = rows_of(p.u);
     first.from_rows = s.reach + s.q_len;
-    first.rows = s.u_rows;
-    first.all_rows = s.batch * s.u_rows;
+    first.set_rows(s.batch, s.u_rows);
     first.tile_cols = kTileCols;
   }
   TapProduct& second = plan.second;
   set_blocks(p.second, dtype, false, cut, before.packs, second);
   second.from = rows_of(p.u);
   second.from_rows = s.u_rows;
-  second.rows = s.q_len;
-  second.all_rows = s.tokens;
+  second.set_rows(s.batch, s.q_len);
   second.to = finish.mixed;
   const bool heads_fit = s.dim <= kTileCols;
   second.ending = heads_fit ? Ending::kFinish : Ending::kStore;
@@ -167,7 +168,7 @@ WeightGradient plan_gradient(const Conv& to, DType dtype, const Rows& dy, const 
   a.dy = dy;
   a.x = x;
   a.taps = as_int(to.taps);
-  a.rows = rows;
+  a.rows = Divider(rows);
   a.all_rows = batch * rows;
   constexpr int kTile = GradientShape<float>::kTile;
   int tiles = 0;
@@ -196,7 +197,7 @@ WeightGradient plan_gradient(const Conv& to, DType dtype, const Rows& dy, const 
     if (!block.weight.given()) continue;
     const int64_t count = block.channels * block.group * to.taps;
     a.block[n].parts = cut.floats(count * made);
-    sums.add(a.block[n++].parts, block.weight.data, count, made);
+    sums.add(a.block[n++].parts, block.weight.data, count, a.taps, made);
   }
   return a;
 }
@@ -208,7 +209,7 @@ void add_columns(ColumnSums& columns, ColumnSum sum, const TensorView& to, Cut& 
   sum.parts = cut.floats(int64_t{columns.parts} * sum.channels * each);
   sum.tiles = as_int(ceil_div(sum.channels, kColumnsOfTile)) * each;
   columns.sum[columns.count++] = sum;
-  sums.add(sum.parts, to.data, int64_t{sum.channels} * each, columns.parts);
+  sums.add(sum.parts, to.data, int64_t{sum.channels} * each, each, columns.parts);
 }
 
 }  // namespace
@@ -222,7 +223,8 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
   const Rows dmixed = rows_of(g.dmixed, s.margin), dz = rows_of(g.dz);
   After& after = plan.after;
   after.tokens = s.tokens;
-  after.q_len = s.q_len;
+  after.q_len = Divider(s.q_len);
+  after.lanes = HeadLanes::of(s.dim);
   after.token_blocks = as_int(ceil_div(s.tokens, kTokensOfBlock));
   after.values = {s.v, p.mix.value_shift ? s.v / 2 : s.v, s.q_len, rows_of(g.dv),
                   rows_of(g.dz, 0, s.qk)};
@@ -241,14 +243,14 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
     const int64_t count = int64_t{after.token_blocks} * p.mix.heads_kv;
     const bool shared = p.mix.kind == KeyTemperature::kShared;
     after.temperature = cut.floats(count);
-    plan.sums.add(after.temperature, g.dtemperature.data, shared ? 1 : p.mix.heads_kv,
+    plan.sums.add(after.temperature, g.dtemperature.data, shared ? 1 : p.mix.heads_kv, 1,
                   shared ? as_int(count) : after.token_blocks, true);
   }
 
   Spread& spread = plan.spread;
   if (!p.convolve || s.depthwise) {
     spread.tokens = s.tokens;
-    spread.q_len = s.q_len;
+    spread.q_len = Divider(s.q_len);
     spread.channels = s.qk;
     spread.coupling = after.coupling;
     spread.from = dmixed;
@@ -266,8 +268,7 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
   second.from_rows = s.q_len;
   second.first_row = -s.margin;
   second.to = du;
-  second.rows = s.u_rows;
-  second.all_rows = s.batch * s.u_rows;
+  second.set_rows(s.batch, s.u_rows);
   second.tile_cols = kTileCols;
   plan.second_weight =
       plan_gradient(g.second, dtype, dmixed, rows_of(p.u), s.batch, s.q_len, cut, plan.sums);
@@ -279,12 +280,12 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
     spread.from_rows = s.u_rows;
     spread.reach = s.reach;
     spread.weight = p.first.block[0].weight.data;
-    add_columns(plan.columns, {du, z, spread.taps, s.qk, s.u_rows, s.batch * s.u_rows},
+    add_columns(plan.columns, {du, z, spread.taps, s.qk, s.batch * s.u_rows, Divider(s.u_rows)},
                 g.first.block[0].weight, cut, plan.sums);
-    add_columns(plan.columns, {du, {}, 0, s.qk, s.u_rows, s.batch * s.u_rows},
+    add_columns(plan.columns, {du, {}, 0, s.qk, s.batch * s.u_rows, Divider(s.u_rows)},
                 g.first.block[0].bias, cut, plan.sums);
-    add_columns(plan.columns, {dmixed, {}, 0, s.qk, s.q_len, s.tokens}, g.second.block[0].bias, cut,
-                plan.sums);
+    add_columns(plan.columns, {dmixed, {}, 0, s.qk, s.tokens, Divider(s.q_len)},
+                g.second.block[0].bias, cut, plan.sums);
   } else {
     TapProduct& first = plan.first;
     set_blocks(p.first, dtype, true, cut, after.packs, first);
@@ -292,8 +293,7 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
     first.from_rows = s.u_rows;
     first.first_row = s.margin;
     first.to = dz;
-    first.rows = s.q_len;
-    first.all_rows = s.tokens;
+    first.set_rows(s.batch, s.q_len);
     first.tile_cols = kTileCols;
     first.ending = Ending::kCouple;
     first.finish.coupling = after.coupling;

@@ -89,8 +89,8 @@ cudaError_t run(const ForwardPlan& plan, cudaStream_t stream) {
   const FinishAlone& f = plan.finish;
   if (f.cols > 0) {
     to.add<finish_kernel<T>>(
-        blocks_of(ceil_div(f.finish.tokens, kTokensOfBlock), ceil_div(f.channels, f.cols)),
-        kTokenThreads, 0, f);
+        blocks_of(ceil_div(f.tokens, kTokensOfBlock), ceil_div(f.channels, f.cols)), kTokenThreads,
+        0, f);
   }
   return to.error();
 }

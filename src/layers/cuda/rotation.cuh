@@ -1,4 +1,7 @@
 // RoPE: where a row stands, and its channels turned.
+//
+// A head turns as y[i] = x[i] cos[i] + x[partner(i)] sin[i], with the sine of a pair's first
+// channel negative, and 1 and 0 for channels that do not turn. Backward, the sines change sign.
 #pragma once
 
 #include <cmath>
@@ -34,32 +37,42 @@ struct Rotation {
     return r;
   }
 
-  // cos and sin of a pair, into a row's angles [2, turning / 2].
-  __device__ void set_angle(RowAt at, int pair, float* angles) const {
-    const int pairs = turning / 2;
-    const int64_t position = ids != nullptr ? ids[at.b * ids_batch + at.r * ids_row] : first + at.r;
-    if (position >= 0 && position < positions) {
-      angles[pair] = table[position * turning + pair];
-      angles[pairs + pair] = table[position * turning + pairs + pair];
-      return;
-    }
-    // In turns, of which only the fraction counts: exact enough for any position.
-    constexpr double kTurnsOfRadian = 0.15915494309189533577;
-    const double turns = static_cast<double>(position) * kTurnsOfRadian * exp2(pair * log2_step);
-    sincospif(static_cast<float>(2 * (turns - rint(turns))), angles + pairs + pair, angles + pair);
-  }
-
-  // Channel `i` of a turned head; value(i) is a channel of it before, sign -1 turns back.
-  template <typename Value>
-  __device__ __forceinline__ float turned(int i, const float* angles, float sign,
-                                          Value value) const {
-    const float x = value(i);
-    if (i >= turning) return x;
+  // cos and sin of channel i of a row's heads.
+  __device__ __forceinline__ void angle(RowAt at, int i, float& cosine, float& sine) const {
+    cosine = 1;
+    sine = 0;
+    if (i >= turning) return;
     const int pairs = turning / 2;
     const bool is_first = half ? i < pairs : i % 2 == 0;
     const int pair = half ? i - (is_first ? 0 : pairs) : i / 2;
-    const float other = value(half ? i + (is_first ? pairs : -pairs) : i ^ 1);
-    return fmaf(x, angles[pair], other * ((is_first ? -sign : sign) * angles[pairs + pair]));
+    const int64_t position = ids != nullptr ? ids[at.b * ids_batch + at.r * ids_row] : first + at.r;
+    if (position >= 0 && position < positions) {
+      cosine = table[position * turning + pair];
+      sine = table[position * turning + pairs + pair];
+    } else {
+      // In turns, of which only the fraction counts: exact enough for any position.
+      constexpr double kTurnsOfRadian = 0.15915494309189533577;
+      const double turns = static_cast<double>(position) * kTurnsOfRadian * exp2(pair * log2_step);
+      sincospif(static_cast<float>(2 * (turns - rint(turns))), &sine, &cosine);
+    }
+    if (is_first) sine = -sine;
+  }
+
+  // The partners of channels i to i + 7 of a head, of which x is these and `head` all.
+  template <typename T>
+  __device__ __forceinline__ Eight partners(const Eight& x, const T* head, int i) const {
+    if (!half) return {x.x[1], x.x[0], x.x[3], x.x[2], x.x[5], x.x[4], x.x[7], x.x[6]};
+    const int pairs = turning / 2;
+    if (pairs % 8 == 0) {
+      return i >= turning ? x : load_eight(head + i + (i < pairs ? pairs : -pairs));
+    }
+    Eight y;
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const int at = i + n;
+      y.x[n] = ptx::to_float(head[at >= turning ? at : at + (at < pairs ? pairs : -pairs)]);
+    }
+    return y;
   }
 };
 

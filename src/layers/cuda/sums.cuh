@@ -9,12 +9,13 @@ namespace fovea::layers::cuda {
 
 constexpr int kSumThreads = 256;
 
-// parts[part][c][tap] = sum over rows of dy[r][c] * x[r + tap][c]; without x, of dy alone.
+// parts[part][tap][c] = sum over rows of dy[r][c] * x[r + tap][c]; without x, of dy alone.
 struct ColumnSum {
   Rows dy, x;
   int taps = 0;  // 0: without x
-  int channels = 0, rows = 0, all_rows = 0;
-  float* parts = nullptr;  // [parts, channels, taps or 1]
+  int channels = 0, all_rows = 0;
+  Divider rows;
+  float* parts = nullptr;  // [parts, taps or 1, channels]
   int tiles = 0;           // of columns, for each tap
 };
 
@@ -28,45 +29,48 @@ constexpr int kColumnsOfTile = 64;
 template <typename T>
 __global__ void __launch_bounds__(kSumThreads)
     column_sums_kernel(const __grid_constant__ ColumnSums a) {
-  constexpr int kPairs = kColumnsOfTile / 2, kRowStep = kSumThreads / kPairs;
-  __shared__ float2 s_sums[kRowStep][kPairs];
+  constexpr int kPieces = kColumnsOfTile / 8, kRowStep = kSumThreads / kPieces;
+  __shared__ float s_sums[kRowStep][kColumnsOfTile + 1];
   ptx::wait_for_earlier_kernels();
   int id = static_cast<int>(blockIdx.x), n = 0;
   while (id >= a.sum[n].tiles) id -= a.sum[n++].tiles;
   const ColumnSum& s = a.sum[n];
-  const int each = max(s.taps, 1), tap = id % each;
-  const int pair = threadIdx.x % kPairs, own = threadIdx.x / kPairs;
-  const int channel = id / each * kColumnsOfTile + 2 * pair;
+  const int each = max(s.taps, 1), tap = id % each, first = id / each * kColumnsOfTile;
+  const int piece = threadIdx.x % kPieces * 8, own = threadIdx.x / kPieces;
   const int rows_of_part = (s.all_rows + a.parts - 1) / a.parts;
   const int part = static_cast<int>(blockIdx.y), begin = part * rows_of_part;
   const int end = min(begin + rows_of_part, s.all_rows);
-  float2 sum{0, 0};
-  if (channel < s.channels) {
-#pragma unroll 4
+  Eight sum{};
+  if (first + piece < s.channels) {
+#pragma unroll 2
     for (int number = begin + own; number < end; number += kRowStep) {
       const RowAt at(number, s.rows);
-      const float2 dy = load_pair(s.dy.at<T>(at.b, at.r) + channel);
-      const float2 x = s.taps > 0 ? load_pair(s.x.at<T>(at.b, at.r + tap) + channel) : float2{1, 1};
-      sum.x = fmaf(dy.x, x.x, sum.x);
-      sum.y = fmaf(dy.y, x.y, sum.y);
+      const Eight dy = load_eight(s.dy.at<T>(at.b, at.r) + first + piece);
+      if (s.taps == 0) {
+        add(sum, dy);
+      } else {
+        add_product(sum, dy, load_eight(s.x.at<T>(at.b, at.r + tap) + first + piece));
+      }
     }
   }
-  s_sums[own][pair] = sum;
-  __syncthreads();
-  if (own != 0 || channel >= s.channels) return;
 #pragma unroll
-  for (int r = 1; r < kRowStep; ++r) sum = sum + s_sums[r][pair];
-  float* const to = s.parts + (int64_t{part} * s.channels + channel) * each + tap;
-  to[0] = sum.x;
-  to[each] = sum.y;
+  for (int i = 0; i < 8; ++i) s_sums[own][piece + i] = sum.x[i];
+  __syncthreads();
+  const int col = static_cast<int>(threadIdx.x), channel = first + col;
+  if (col >= kColumnsOfTile || channel >= s.channels) return;
+  float total = 0;
+#pragma unroll
+  for (int r = 0; r < kRowStep; ++r) total += s_sums[r][col];
+  s.parts[(int64_t{part} * each + tap) * s.channels + channel] = total;
 }
 
-// to[i] = sum over parts of from[part][i]. Many parts of few sums (`wide`): a block for each sum.
+// to[i][tap] = sum over parts of from[part][tap][i]. Many parts of few sums (`wide`): a block for
+// each sum.
 struct PartSum {
   const float* from = nullptr;
   void* to = nullptr;
-  int64_t count = 0;
-  int parts = 0;
+  int64_t count = 0;  // taps and all
+  int taps = 1, parts = 0;
   bool wide = false;
   int blocks = 0;
 };
@@ -77,9 +81,9 @@ struct PartSums {
   PartSum sum[kMostPartSums];
 
   // Parts that lie one after the other.
-  void add(const float* from, void* to, int64_t of, int parts, bool wide = false) {
+  void add(const float* from, void* to, int64_t of, int taps, int parts, bool wide = false) {
     const int64_t need = wide ? of : (of + kSumThreads - 1) / kSumThreads;
-    sum[count++] = {from, to, of, parts, wide, static_cast<int>(need)};
+    sum[count++] = {from, to, of, taps, parts, wide, static_cast<int>(need)};
     blocks += static_cast<int>(need);
   }
 };
@@ -97,8 +101,9 @@ __global__ void __launch_bounds__(kSumThreads)
   if (!s.wide) {
     const int64_t i = int64_t{id} * kSumThreads + threadIdx.x;
     if (i >= s.count) return;
+    const float* const from = s.from + i % s.taps * (s.count / s.taps) + i / s.taps;
 #pragma unroll 8
-    for (int part = 0; part < s.parts; ++part) sum += s.from[part * s.count + i];
+    for (int part = 0; part < s.parts; ++part) sum += from[part * s.count];
     to[i] = ptx::from_float<T>(sum);
     return;
   }

@@ -1,6 +1,6 @@
 // Gradients of convolutions' weights: sums over all rows, made in parts and then added in order.
 //
-//   part[o][i][tap] = sum over some rows r of dy[r][o] * x[r + tap][i], o and i of the same group
+//   part[tap][o][i] = sum over some rows r of dy[r][o] * x[r + tap][i], o and i of the same group
 #pragma once
 
 #include "layers/cuda/rows.cuh"
@@ -11,15 +11,16 @@ namespace fovea::layers::cuda {
 
 struct GradientBlock {
   int first = 0, channels = 0, group = 0;
-  float* parts = nullptr;  // [parts, channels, group, taps]
+  float* parts = nullptr;  // [parts, taps, channels, group]
   // Tiles of outputs, for each the tiles of inputs that its groups may take.
   int out_tiles = 0, in_tiles = 0;
 };
 
 struct WeightGradient {
   Rows dy, x;
-  int taps = 1, rows = 0, all_rows = 0;  // of dy: of a batch member, and of all
-  int rows_of_part = 0;                  // a multiple of a step's
+  int taps = 1, all_rows = 0;  // of dy
+  Divider rows;                // of a batch member
+  int rows_of_part = 0;        // a multiple of a step's
   int blocks = 0;
   GradientBlock block[2];
 };
@@ -45,38 +46,34 @@ class GradientLoader {
  public:
   __device__ GradientLoader(const WeightGradient& a, const GradientBlock& block, int out, int in,
                             int tap, int begin, int end)
-      : a_(a), left_(end - begin - static_cast<int>(threadIdx.x) / Shape::kChunks) {
+      : a_(a), next_(begin + static_cast<int>(threadIdx.x) / Shape::kChunks), end_(end) {
     const int chunk = threadIdx.x % Shape::kChunks * Shape::kPerChunk;
     take_dy_ = out + chunk < block.channels;
     take_x_ = in + chunk < block.channels;
     dy_ = static_cast<const T*>(a.dy.data) + block.first + out + chunk;
     x_ = static_cast<const T*>(a.x.data) + tap * a.x.row + block.first + in + chunk;
-    const RowAt at(begin + static_cast<int>(threadIdx.x) / Shape::kChunks, a.rows);
-    b_ = at.b;
-    r_ = at.r;
   }
 
   __device__ __forceinline__ void fill(uint32_t s_dy, uint32_t s_x) {
     const int row = threadIdx.x / Shape::kChunks, chunk = threadIdx.x % Shape::kChunks;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      const bool in = i * kRowStep < left_;
+      const bool in = next_ < end_;
+      const RowAt from(next_, a_.rows);
       const uint32_t at = Shape::Tile::offset(row + i * kRowStep, chunk);
       const bool dy = in && take_dy_, x = in && take_x_;
-      ptx::cp_async_16(s_dy + at, dy ? dy_ + b_ * a_.dy.batch + r_ * a_.dy.row : dy_, dy ? 16 : 0);
-      ptx::cp_async_16(s_x + at, x ? x_ + b_ * a_.x.batch + r_ * a_.x.row : x_, x ? 16 : 0);
-      r_ += kRowStep;
-      while (r_ >= a_.rows) r_ -= a_.rows, ++b_;
+      ptx::cp_async_16(s_dy + at, dy ? dy_ + from.b * a_.dy.batch + from.r * a_.dy.row : dy_,
+                       dy ? 16 : 0);
+      ptx::cp_async_16(s_x + at, x ? x_ + from.b * a_.x.batch + from.r * a_.x.row : x_, x ? 16 : 0);
+      next_ += kRowStep;
     }
-    left_ -= Shape::kDepth;
   }
 
  private:
   const WeightGradient& a_;
   const T *dy_, *x_;
   bool take_dy_, take_x_;
-  int left_;   // rows from this thread's first to the part's end
-  int b_, r_;  // the row that is next
+  int next_, end_;  // rows
 };
 
 // As tile::add_columns_by_rows, of floats.
@@ -150,19 +147,21 @@ __global__ void __launch_bounds__(Shape::kThreads, 2)
     next = next + 1 == Shape::kStages ? 0 : next + 1;
   }
 
+  // Columns 8 n + 2 (lane % 4) and the next are of the same group, as groups are multiples of 8.
   const int lane = threadIdx.x % 32;
-  float* const to = block.parts + int64_t{part} * block.channels * block.group * a.taps;
+  float* const to = block.parts + (int64_t{part} * a.taps + tap) * block.channels * block.group;
 #pragma unroll
   for (int m = 0; m < Shape::kM; ++m) {
 #pragma unroll
-    for (int n = 0; n < Shape::kN; ++n) {
+    for (int y = 0; y < 2; ++y) {
+      const int o = out + row + m * 16 + y * 8 + lane / 4;
+      const int low = o / block.group * block.group;
 #pragma unroll
-      for (int x = 0; x < 4; ++x) {
-        const int o = out + row + m * 16 + x / 2 * 8 + lane / 4;
-        const int i = in + col + n * 8 + lane % 4 * 2 + x % 2;
-        const int local = i - o / block.group * block.group;
+      for (int n = 0; n < Shape::kN; ++n) {
+        const int local = in + col + n * 8 + lane % 4 * 2 - low;
         if (o < block.channels && local >= 0 && local < block.group) {
-          to[(int64_t{o} * block.group + local) * a.taps + tap] = sum[m][n][x];
+          *reinterpret_cast<float2*>(to + int64_t{o} * block.group + local) = {
+              sum[m][n][2 * y], sum[m][n][2 * y + 1]};
         }
       }
     }
