@@ -5,7 +5,7 @@
 
 namespace fovea::test {
 
-// Skips where the machine has no GPU.
+// Skips where the machine has no GPU, or there is no cuBLASLt to build or run with.
 class DeviceLayers : public testing::Test {
  protected:
   void SetUp() override;
