@@ -1,4 +1,5 @@
 // A warp has a head. It reads it from memory once; what it needs again is still in the L1 cache.
+// Heads are a step or two of its loops, which gain nothing by being unrolled.
 #include <algorithm>
 
 #include "backend/cuda/common/launch.cuh"
@@ -29,6 +30,7 @@ __device__ __forceinline__ NormStats stats_of(const NormArguments& a, const T* x
   const auto count = static_cast<float>(a.x.dim);
   float mean = 0, squares = 0, e[kWidth];
   if (a.kind == QkNorm::kLayer) {
+#pragma unroll 1
     for (int64_t i = lane * kWidth; i < a.x.dim; i += 32 * kWidth) {
       load_floats(x + i, e);
 #pragma unroll
@@ -36,6 +38,7 @@ __device__ __forceinline__ NormStats stats_of(const NormArguments& a, const T* x
     }
     mean = sum_of_warp(mean) / count;
   }
+#pragma unroll 1
   for (int64_t i = lane * kWidth; i < a.x.dim; i += 32 * kWidth) {
     load_floats(x + i, e);
 #pragma unroll
@@ -63,6 +66,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   const T* const x = head_at<T>(a.x, row, head);
   T* const y = head_at<T>(a.y, row, head);
   const NormStats stats = stats_of<T, kWidth>(a, x, lane);
+#pragma unroll 1
   for (int64_t i = lane * kWidth; i < a.x.dim; i += 32 * kWidth) {
     float e[kWidth], weight[kWidth], bias[kWidth];
     load_floats(x + i, e);
@@ -89,6 +93,7 @@ __device__ __forceinline__ void head_backward(const NormBackwardArguments& a, in
   const NormStats stats = stats_of<T, kWidth>(of, x, lane);
   float mean = 0, along = 0;
   float e[kWidth], given[kWidth], weight[kWidth];
+#pragma unroll 1
   for (int64_t i = lane * kWidth; i < dim; i += 32 * kWidth) {
     load_floats(x + i, e);
     load_floats(dy + i, given);
@@ -103,6 +108,7 @@ __device__ __forceinline__ void head_backward(const NormBackwardArguments& a, in
   const auto count = static_cast<float>(dim);
   mean = of.kind == QkNorm::kLayer ? sum_of_warp(mean) / count : 0;
   along = sum_of_warp(along) / count;
+#pragma unroll 1
   for (int64_t i = lane * kWidth; i < dim; i += 32 * kWidth) {
     load_floats(x + i, e);
     load_floats(dy + i, given);
