@@ -9,7 +9,7 @@
 namespace fovea::layers::cuda {
 namespace {
 
-constexpr uintptr_t kScratchAlignment = 256;
+constexpr size_t kScratchAlignment = 256;
 constexpr size_t kAlignedBytes = Products::kScratchBytes - kScratchAlignment;
 
 cudaDataType_t type_of(DType dtype) {
@@ -25,7 +25,7 @@ uint32_t alignment_of(const void* data) {
 // cuBLASLt's descriptors, given back with their owner.
 template <typename Handle, auto kDestroy>
 struct Destroy {
-  using pointer = Handle;
+  using pointer = Handle;  // NOLINT(readability-identifier-naming): as unique_ptr looks for it
   void operator()(Handle handle) const { (void)(loaded_blas().calls.*kDestroy)(handle); }
 };
 template <typename Handle, auto kDestroy>
@@ -190,13 +190,12 @@ Status Products::run(const Product& p, void* scratch, cudaStream_t stream) const
   const auto scale = static_cast<float>(p.scale);
   const float keep = p.write == Write::kAdd ? 1.0f : 0.0f;
   void* const c = const_cast<void*>(p.c.data);
-  const auto begin = reinterpret_cast<uintptr_t>(scratch);
-  void* const aligned = reinterpret_cast<void*>((begin + kScratchAlignment - 1) /
-                                                kScratchAlignment * kScratchAlignment);
+  size_t room = kScratchBytes;
+  std::align(kScratchAlignment, kAlignedBytes, scratch, room);
   return to_status(loaded_blas().calls.matmul(handle_, choice.description.get(), &scale, p.b.data,
                                               choice.b.get(), p.a.data, choice.a.get(), &keep, c,
                                               choice.c.get(), c, choice.c.get(), &choice.algorithm,
-                                              aligned, kAlignedBytes, stream),
+                                              scratch, kAlignedBytes, stream),
                    "layer: launching a product");
 }
 
