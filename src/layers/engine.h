@@ -80,7 +80,8 @@ class LayerEngine {
   // [batch, rows, heads, dim] summed over heads into [batch, rows, dim].
   virtual void sum_heads(Run& run, const TensorView& x, const TensorView& y) const = 0;
 
-  // Turns the first channels of every head by the RoPE the engine was made for.
+  // Turns the first channels of every head by the RoPE the engine was made for; of one or two
+  // tensors.
   virtual void rotate(Run& run, std::initializer_list<Turn> turns, Direction direction) const = 0;
 
   // y = norm(x) over the last dimension of [batch, rows, heads, dim].
@@ -97,6 +98,7 @@ class LayerEngine {
   virtual void prologue(Run& run, const Prologue& p) const = 0;
   virtual void prologue_backward(Run& run, const Prologue& p, const PrologueGradients& g) const = 0;
 
+  // Up to four copies, in any order.
   virtual void copy(Run& run, std::initializer_list<Copy> copies) const = 0;
   virtual void fill_lengths(Run& run, int64_t length, const TensorView& to) const = 0;  // [n] i32
   // The usual geometric slopes of ALiBi: [head_q] f32, or f64 for an f64 engine.
