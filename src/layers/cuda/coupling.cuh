@@ -74,7 +74,14 @@ struct HeadLanes {
 struct HeadSums {
   Eight q{}, k{};
 
-  __device__ __forceinline__ void add_head(bool is_q, const Eight& x) { add(is_q ? q : k, x); }
+  __device__ __forceinline__ void add_head(bool is_q, const Eight& x) {
+    // By a branch: a reference to either would take both out of registers.
+    if (is_q) {
+      add(q, x);
+    } else {
+      add(k, x);
+    }
+  }
   __device__ __forceinline__ void store(const Coupling& coupling, const HeadLanes& lanes,
                                         int token) {
     for (int step = lanes.lanes; step < 32; step *= 2) {

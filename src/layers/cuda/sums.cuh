@@ -27,7 +27,7 @@ struct ColumnSums {
 constexpr int kColumnsOfTile = 64;
 
 template <typename T>
-__global__ void __launch_bounds__(kSumThreads)
+__global__ void __launch_bounds__(kSumThreads, 4)
     column_sums_kernel(const __grid_constant__ ColumnSums a) {
   constexpr int kPieces = kColumnsOfTile / 8, kRowStep = kSumThreads / kPieces;
   __shared__ float s_sums[kRowStep][kColumnsOfTile + 1];

@@ -73,7 +73,7 @@ __device__ void after_token(const After& a, int token) {
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kTokenThreads, 3) after_kernel(const __grid_constant__ After a) {
+__global__ void __launch_bounds__(kTokenThreads, 2) after_kernel(const __grid_constant__ After a) {
   ptx::wait_for_earlier_kernels();
   int id = static_cast<int>(blockIdx.x);
   if (id < a.packs.tiles) {
