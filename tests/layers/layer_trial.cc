@@ -1,6 +1,7 @@
 // Tensors of layer tests.
 #include "layers/layer_trial.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/half.h"
@@ -140,6 +141,12 @@ double sum_abs(const TensorView& t) {
   double total = 0;
   for (int64_t i = 0; i < t.elements(); ++i) total += std::abs(element(t, i));
   return total;
+}
+
+double largest(const TensorView& t) {
+  double most = 0;
+  for (int64_t i = 0; i < t.elements(); ++i) most = std::max(most, std::abs(element(t, i)));
+  return most;
 }
 
 double dot(const TensorView& a, const TensorView& b) {
