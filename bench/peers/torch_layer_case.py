@@ -41,7 +41,7 @@ class LayerCase:
         return functools.partial(ccgqa_hydra_layer, sizes=sizes, rope=rope)
 
     def gqa_instead(self):
-        """The uncompressed layer of the same width and heads: what CCGQA stands in for."""
+        """The layer of the same width and heads that CCGQA stands in for: Linear and attention, the least it can be."""
         embed = self.x.shape[-1]
         sizes = Sizes(self.sizes.heads, self.sizes.heads_kv, embed // self.sizes.heads)
 
@@ -50,8 +50,12 @@ class LayerCase:
             return weight.normal_(std=columns ** -0.5, generator=self.generator)
 
         weights = {"qkv": drawn(sizes.q + 2 * sizes.kv, embed), "out": drawn(embed, sizes.q)}
-        rope = Rope(self.x.shape[1], sizes.dim, self.x)
-        return functools.partial(fused_layer, sizes=sizes, rope=rope), weights
+        return functools.partial(fused_layer, sizes=sizes, rope=no_rope), weights
+
+
+def compiled(function):
+    torch.compiler.reset()  # sizes of earlier cases would count towards the recompilations that torch allows
+    return torch.compile(function, dynamic=False, fullgraph=True)
 
 
 class Layer:
@@ -68,7 +72,7 @@ class Layer:
         self.same = same  # as what fovea computes
         self.captured = way != "eager"
         self.backend = way if way in ("flash", "cudnn") else None
-        self.function = torch.compile(function, dynamic=False) if way == "compile" else function
+        self.function = compiled(function) if way == "compile" else function
         self.names = list(weights)
         self.x = case.x.detach().requires_grad_(True)
         self.weights = {name: t.detach().requires_grad_(True) for name, t in weights.items()}

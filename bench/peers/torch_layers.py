@@ -27,7 +27,11 @@ class Sizes:
 
 
 class Rope:
-    """Turns the first channels of heads [batch, head, len, dim] by their position."""
+    """Turns the first channels of heads [batch, head, len, dim] by their position.
+
+    Pairs of channels, i and i + half or 2 i and 2 i + 1, turn together: x cos + swapped(x) sin, where the sine
+    of a pair's first channel is negative.
+    """
 
     def __init__(self, length, dim, like, interleaved=False, fraction=1.0, base=10000.0):
         self.turning = int(dim * fraction) // 2 * 2
@@ -35,19 +39,22 @@ class Rope:
         pair = torch.arange(self.turning // 2, dtype=torch.float64, device=like.device)
         position = torch.arange(length, dtype=torch.float64, device=like.device)
         angle = torch.outer(position, base ** (-2 * pair / self.turning))
-        self.cos, self.sin = angle.cos().to(like.dtype), angle.sin().to(like.dtype)
+        both = torch.stack if interleaved else torch.cat
+        self.cos = both((angle.cos(), angle.cos()), dim=-1).flatten(1).to(like.dtype)
+        self.sin = both((-angle.sin(), angle.sin()), dim=-1).flatten(1).to(like.dtype)
 
     def __call__(self, x):
-        turning, rest = x[..., : self.turning], x[..., self.turning :]
-        if self.interleaved:
-            a, b = turning[..., 0::2], turning[..., 1::2]
-            turned = torch.stack(self.turn(a, b), dim=-1).flatten(-2)
-        else:
-            turned = torch.cat(self.turn(*turning.chunk(2, dim=-1)), dim=-1)
-        return turned if rest.shape[-1] == 0 else torch.cat((turned, rest), dim=-1)
+        if self.turning == x.shape[-1]:
+            return self.turn(x)
+        turning, rest = x.split((self.turning, x.shape[-1] - self.turning), dim=-1)
+        return torch.cat((self.turn(turning), rest), dim=-1)
 
-    def turn(self, a, b):
-        return a * self.cos - b * self.sin, b * self.cos + a * self.sin
+    def turn(self, x):
+        if self.interleaved:
+            swapped = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        else:
+            swapped = x.roll(self.turning // 2, dims=-1)
+        return torch.addcmul(x * self.cos, swapped, self.sin)
 
 
 def no_rope(x):
@@ -67,9 +74,9 @@ def attend(q, k, v):
 
 def fused_layer(x, w, sizes, rope):
     """Self-, grouped-query and multi-query attention: one projection to q, k and v."""
-    q, k, v = F.linear(x, w["qkv"]).split((sizes.q, sizes.kv, sizes.kv), dim=-1)
-    q, k, v = (split_heads(t, sizes.dim) for t in (q, k, v))
-    return F.linear(attend(rope(q), rope(k), v), w["out"])
+    qk, v = F.linear(x, w["qkv"]).split((sizes.q + sizes.kv, sizes.kv), dim=-1)
+    q, k = rope(split_heads(qk, sizes.dim)).split((sizes.heads, sizes.heads_kv), dim=1)
+    return F.linear(attend(q, k, split_heads(v, sizes.dim)), w["out"])
 
 
 def multi_head_layer(x, w, sizes, rope):
@@ -106,7 +113,8 @@ def ccgqa_hydra_layer(x, w, sizes, rope):
         mean = (q0 + k0) / 2
         q, k = q + mean, k + mean
     else:
-        q, k = q + k0.mean(dim=1, keepdim=True) / 2, k + q0.mean(dim=1, keepdim=True) / 2
+        q, k = (torch.add(q, k0.mean(dim=1, keepdim=True), alpha=0.5),
+                torch.add(k, q0.mean(dim=1, keepdim=True), alpha=0.5))
     q = F.normalize(q, dim=-1)
     k = F.normalize(k, dim=-1) * w["temperature"]
     return F.linear(attend(rope(q), rope(k), v), w["out"])
