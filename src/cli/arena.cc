@@ -29,7 +29,7 @@ void Arena::admit_torch(const Status& loaded, const std::vector<std::string>& en
     Result<std::unique_ptr<Contender>> contender = loaded;
     if (loaded.ok()) contender = setup.torch->open(engine);
     if (contender.ok()) {
-      contenders_.push_back(std::move(*contender));
+      add(std::move(*contender));
     } else {
       skipped.push_back({"torch-" + engine, contender.status().message(), what.text});
     }

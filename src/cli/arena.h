@@ -49,6 +49,9 @@ class Arena {
   void admit_torch(const Status& loaded, const std::vector<std::string>& engines,
                    const BenchCase& what, BenchSetup& setup, std::vector<Skipped>& skipped);
 
+  void add(std::unique_ptr<Contender> contender) { contenders_.push_back(std::move(contender)); }
+
+ private:
   std::vector<std::unique_ptr<Contender>> contenders_;
 };
 

@@ -110,13 +110,13 @@ class LayerArena : public Arena {
 
   Status admit_subject(PlannedLayer layer) {
     if (!on_gpu(setup_)) {
-      contenders_.push_back(std::make_unique<LayerContender>(std::move(layer), *tensors_));
+      add(std::make_unique<LayerContender>(std::move(layer), *tensors_));
       return {};
     }
     Result<std::unique_ptr<Contender>> there =
         open_cuda_layer(std::move(layer), *tensors_, setup_.device.device);
     if (!there.ok()) return there.status();
-    contenders_.push_back(std::move(*there));
+    add(std::move(*there));
     return {};
   }
 

@@ -40,7 +40,7 @@ class OperatorArena : public Arena {
       admit_torch(loaded, setup_.torch_engines.of_operator, what_, setup_, skipped);
     }
     // The backward pass starts from fovea's forward, whether or not that is measured too.
-    return contenders_.front()->produce(BenchPass::kForward);
+    return contenders().front()->produce(BenchPass::kForward);
   }
 
   Result<Verdict> check(Contender& contender, BenchPass pass) override {
@@ -59,18 +59,18 @@ class OperatorArena : public Arena {
   }
 
   // The checks may have left a peer's results, and NaN for lse: backward is timed on fovea's own.
-  Status prepare() override { return contenders_.front()->produce(BenchPass::kForward); }
+  Status prepare() override { return contenders().front()->produce(BenchPass::kForward); }
 
  private:
   Status admit_subject(const Plan& plan) {
     if (!on_gpu(setup_)) {
-      contenders_.push_back(std::make_unique<FoveaContender>(plan, tensors_, case_.backward));
+      add(std::make_unique<FoveaContender>(plan, tensors_, case_.backward));
       return {};
     }
     Result<std::unique_ptr<Contender>> there =
         open_cuda_contender(plan, tensors_, setup_.device.device, case_.backward);
     if (!there.ok()) return there.status();
-    contenders_.push_back(std::move(*there));
+    add(std::move(*there));
     return {};
   }
 
@@ -78,7 +78,7 @@ class OperatorArena : public Arena {
     const Result<Plan> reference = make_plan(case_.problem, Device::cpu(),
                                              {.backend = "reference", .threads = setup_.threads});
     if (reference.ok()) {
-      contenders_.push_back(std::make_unique<FoveaContender>(*reference, tensors_, case_.backward));
+      add(std::make_unique<FoveaContender>(*reference, tensors_, case_.backward));
     } else {
       skipped.push_back({"fovea-reference", reference.status().message(), what_.text});
     }
