@@ -159,7 +159,7 @@ double largest_difference(const TensorView& a, const TensorView& b) {
   double most = 0;
   for (int64_t i = 0; i < a.elements(); ++i) {
     const double d = std::abs(element(a, i) - element(b, i));
-    if (!(d <= most)) most = d;  // NaN stays
+    if (!(d <= most) && !std::isnan(most)) most = d;  // NaN stays
   }
   return most;
 }
