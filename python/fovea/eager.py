@@ -6,6 +6,7 @@ who call torch.ops.fovea themselves take the registered way, with the same resul
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -14,7 +15,13 @@ from torch.autograd import forward_ad
 
 from . import ops
 
-_below_autograd = torch._C._AutoDispatchBelowAutograd
+below_autograd = torch._C._AutoDispatchBelowAutograd
+
+
+def below_autograd_unless_recorded() -> contextlib.AbstractContextManager:
+    """For a backward pass. One that is itself recorded (create_graph=True) takes the registered way, which refuses a
+    second derivative when it is asked for: without a record it would silently be zero."""
+    return contextlib.nullcontext() if torch.is_grad_enabled() else below_autograd()
 
 
 def run_attention(q: Tensor, k: Tensor, v: Tensor, settings: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -24,7 +31,7 @@ def run_attention(q: Tensor, k: Tensor, v: Tensor, settings: dict[str, Any]) -> 
     if torch.is_grad_enabled() and _needs_gradient(q, k, v, settings) or forward_ad._current_level >= 0:
         # There is no forward mode: the Function says so, where the op alone would give a derivative of zero.
         return _Attention.apply(q, k, v, settings.pop("bias", None), settings.pop("sink", None), settings)
-    with _below_autograd():
+    with below_autograd():
         return ops.attention(q, k, v, **settings)
 
 
@@ -47,7 +54,7 @@ class _Attention(torch.autograd.Function):
     # In the old style: with a setup_context apart, torch inspects the signature at every call, for about 10 us.
     @staticmethod
     def forward(ctx, q, k, v, bias, sink, settings):
-        with _below_autograd():
+        with below_autograd():
             out, lse = ops.attention(q, k, v, **_with(bias, sink, settings))
         ctx.save_for_backward(q, k, v, bias, sink, out, lse)
         ctx.settings = settings
@@ -55,13 +62,12 @@ class _Attention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, dout, dlse):
         q, k, v, bias, sink, out, lse = ctx.saved_tensors
         want_dbias, want_dsink = ctx.needs_input_grad[3:5]
         if dout is None:
             dout = torch.zeros_like(out)
-        with _below_autograd():
+        with below_autograd_unless_recorded():
             dq, dk, dv, dbias, dsink = ops.attention_backward(
                 dout, dlse, out, lse, want_dbias, want_dsink, q, k, v, **_with(bias, sink, ctx.settings)
             )
