@@ -15,6 +15,7 @@ import torch
 import fovea
 import fovea.compat.flash_attn
 import fovea.hf
+import fovea.nn
 
 ROOT = pathlib.Path(__file__).parents[2]
 LIBRARY = pathlib.Path(fovea.__file__).with_name("libfovea_torch.so")
@@ -62,17 +63,28 @@ def test_version_is_that_of_the_library():
 
 def public_functions():
     modules = (fovea, fovea.compat.flash_attn)
-    found = [getattr(module, name) for module in modules for name in module.__all__]
-    return [*found, fovea.hf.register, fovea.hf.attention_forward]
+    found = [getattr(module, name) for module in modules for name in module.__all__ if name != "nn"]
+    layers = [getattr(fovea.nn, name) for name in fovea.nn.__all__]
+    methods = [layer.forward for layer in layers if hasattr(layer, "forward")]
+    return [*found, fovea.hf.register, fovea.hf.attention_forward, *methods]
 
 
-@pytest.mark.parametrize("function", public_functions(), ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", public_functions(), ids=lambda f: f.__qualname__)
 def test_is_documented_and_typed(function):
     assert function.__doc__
     hints = typing.get_type_hints(function)
-    assert set(inspect.signature(function).parameters) | {"return"} == set(hints)
+    assert set(inspect.signature(function).parameters) - {"self"} | {"return"} == set(hints)
     if torch.Tensor in hints.values():
         assert "[" in function.__doc__, "no shapes"
+
+
+@pytest.mark.parametrize("name", [n for n in fovea.nn.__all__ if n not in ("KVCache", "LayerOptions")])
+def test_layer_is_documented_and_typed(name):
+    layer = getattr(fovea.nn, name)
+    assert "Args:" in layer.__doc__
+    for parameter in inspect.signature(layer).parameters.values():
+        assert parameter.annotation is not parameter.empty
+        assert parameter.name in layer.__doc__ or parameter.name in fovea.nn.LayerOptions.__doc__, parameter.name
 
 
 def test_tutorial():
