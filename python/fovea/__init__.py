@@ -10,6 +10,7 @@ or, with one changed line, in a model that calls torch's own:
 Layers are in fovea.nn.
 """
 
+from . import flash_impl as _flash_impl  # noqa: F401  (makes itself known to torch, and changes nothing yet)
 from . import nn
 from . import ops as _ops  # registers torch.ops.fovea
 from .functional import attention, attention_varlen, attention_with_kv_cache, merge

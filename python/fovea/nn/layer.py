@@ -119,12 +119,9 @@ class AttentionLayer(nn.Module):
             weights = [_cast(w, dtype) for w in weights]
         if not self.batch_first:
             tensors = tuple(t if t is None else t.transpose(0, 1) for t in tensors)
-        inputs = LayerInputs(
-            *tensors,
-            _score_mask(inputs.mask),
-            _positions(inputs.position_ids),
-            _positions(inputs.key_position_ids),
-        )
+        query, key, value = tensors
+        positions, key_positions = _positions(inputs.position_ids), _positions(inputs.key_position_ids)
+        inputs = LayerInputs(query, key, value, _score_mask(inputs.mask), positions, key_positions)
         dtype = inputs.query.dtype
         if dtype not in _DTYPES:
             raise TypeError(f"{type(self).__name__}: the input's dtype is {dtype}, must be a float type")
