@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import ops
-from .eager import below_autograd, below_autograd_unless_recorded
+from .eager import apply, below_autograd, below_autograd_unless_recorded
 
 layer = torch.ops.fovea.layer.default
 layer_backward = torch.ops.fovea.layer_backward.default
@@ -38,7 +38,7 @@ def run_layer(inputs: LayerInputs, weights: list[Tensor], dropout_seed: Tensor |
         return layer(*inputs, weights, dropout_seed, options, saved_bytes)[0]
     if training or forward_ad._current_level >= 0:
         # There is no forward mode: the Function says so, where the op alone would give a derivative of zero.
-        return _Layer.apply(options, saved_bytes, dropout_seed, *inputs, *weights)
+        return apply(_Layer, options, saved_bytes, dropout_seed, *inputs, *weights)
     with below_autograd():
         return layer(*inputs, weights, dropout_seed, options, saved_bytes)[0]
 
