@@ -87,11 +87,11 @@ def test_layer_is_documented_and_typed(name):
         assert parameter.name in layer.__doc__ or parameter.name in fovea.nn.LayerOptions.__doc__, parameter.name
 
 
-def test_tutorial():
-    """The code blocks of docs/pytorch.md, one after the other, as a reader would type them."""
-    text = (ROOT / "docs/pytorch.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+@pytest.mark.parametrize("page", ["docs/pytorch.md", "docs/tutorial.md"])
+def test_code_on_pages(page):
+    """Its blocks one after the other, as a reader would type them."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
     assert len(blocks) >= 4
     names = {}
     for block in blocks:
-        exec(compile(block, "docs/pytorch.md", "exec"), names)
+        exec(compile(block, page, "exec"), names)

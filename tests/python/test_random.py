@@ -213,15 +213,6 @@ def check(p, device):
         assert over <= 0, f"{name} is {over:g} over its bound"
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """The problems are small; waking threads would take most of the time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_random_problems(device, problems, shard):
     for seed in range(shard, problems, SHARDS):
