@@ -1,7 +1,7 @@
 """A small transformer that is trained twice from the same seed, with fovea's attention and with torch's.
 
-As a program, on a GPU, it compares the loss curves of 10 million parameters, and times training steps and calls
-beside torch's flash backend.
+As a program it compares the loss curves of 10 million parameters on a GPU, fewer on a CPU, and times training steps and
+calls beside torch's flash backend.
 """
 
 import contextlib
@@ -100,33 +100,37 @@ def fovea_layer(width, heads):
     return fovea.nn.SelfAttention(width, heads, causal=True)
 
 
-# --- on a GPU ---------------------------------------------------------------------------------------------------
+# --- as a program -----------------------------------------------------------------------------------------------
 
 
 def only_flash():
     return sdpa_kernel(SDPBackend.FLASH_ATTENTION)
 
 
-def step_times(steppers, rounds=20):
+def finish(device):
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def step_times(steppers, device, rounds=20):
     """The median of each in ms, one after the other in every round."""
     times = [[] for _ in steppers]
     for turn in range(rounds + 3):
         for stepper, found in zip(steppers, times):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
+            finish(device)
+            begin = time.perf_counter()
             stepper()
-            end.record()
-            torch.cuda.synchronize()
+            finish(device)
             if turn >= 3:
-                found.append(begin.elapsed_time(end))
+                found.append(1e3 * (time.perf_counter() - begin))
     return [sorted(found)[rounds // 2] for found in times]
 
 
-def host_time(call, count=50, rounds=60):
+def host_time(call, device, count=50, rounds=60):
     """The least time in us until a call returns, the GPU's work not awaited."""
     least = float("inf")
     for _ in range(rounds):
-        torch.cuda.synchronize()
+        finish(device)
         begin = time.perf_counter()
         for _ in range(count):
             call()
@@ -134,51 +138,58 @@ def host_time(call, count=50, rounds=60):
     return 1e6 * least
 
 
-def report_curves(length=512, steps=200):
-    mine, theirs = models(320, 5, 8, length, "cuda", [fovea_function, torchs])
+def report_curves(device, width, layers, batch, length, steps):
+    mine, theirs = models(width, width // 64, layers, length, device, [fovea_function, torchs])
     count = sum(p.numel() for p in mine.parameters())
-    curves = [train(m, steps, 16, length, "cuda", rate=1e-3, half=True) for m in (mine, theirs)]
+    curves = [train(m, steps, batch, length, device, rate=1e-3, half=True) for m in (mine, theirs)]
     apart = (curves[0] - curves[1]).abs().max()
-    print(f"{count / 1e6:.1f} M parameters, {steps} steps: loss {curves[0][0]:.3f} to {curves[0][-1]:.4f} (fovea), "
-          f"{curves[1][-1]:.4f} (torch); at most {apart:.4f} apart")  # fmt: skip
+    print(
+        f"{count / 1e6:.1f} M parameters, {steps} steps: loss {curves[0][0]:.3f} to {curves[0][-1]:.4f} (fovea), "
+        f"{curves[1][-1]:.4f} (torch); at most {apart:.4f} apart"
+    )
 
 
-def report_steps(length, batch):
-    pair = models(320, 5, 8, length, "cuda", [fovea_function, torchs])
-    tokens = torch.randint(VOCABULARY, (batch, length), device="cuda")
+def report_steps(device, width, layers, batch, length):
+    pair = models(width, width // 64, layers, length, device, [fovea_function, torchs])
+    tokens = torch.randint(VOCABULARY, (batch, length), device=device)
 
     def stepper(model, context):
         def step():
-            with context(), torch.autocast("cuda", dtype=torch.bfloat16):
+            with context(), torch.autocast(device, dtype=torch.bfloat16):
                 loss = loss_of(model, tokens)
             loss.backward()
             model.zero_grad()
 
         return step
 
-    mine, theirs = step_times([stepper(pair[0], contextlib.nullcontext), stepper(pair[1], only_flash)])
+    mine, theirs = step_times([stepper(pair[0], contextlib.nullcontext), stepper(pair[1], only_flash)], device)
     print(f"step of {batch} x {length} tokens: {mine:.2f} ms (fovea), {theirs:.2f} ms (torch, flash)")
 
 
-def report_host():
-    q, k, v = (torch.randn(1, 8, 128, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+def report_host(device):
+    q, k, v = (torch.randn(1, 8, 128, 64, device=device, dtype=torch.bfloat16) for _ in range(3))
     leaves = [t.clone().requires_grad_() for t in (q, k, v)]
     dout = torch.randn_like(q)
     functions = {"fovea": fovea.scaled_dot_product_attention, "torch, flash": F.scaled_dot_product_attention}
-    for _ in range(2):
-        for name, function in functions.items():
-            context = only_flash() if name != "fovea" else contextlib.nullcontext()
-            with context:
-                with torch.no_grad():
-                    plain = host_time(lambda: function(q, k, v, is_causal=True))
-                forward = host_time(lambda: function(*leaves, is_causal=True))
-                both = host_time(lambda: torch.autograd.grad(function(*leaves, is_causal=True), leaves, dout))
-            print(f"host time of B1 H8 S128 D64, {name}: {plain:.1f} us, with gradients {forward:.1f} us, "
-                  f"with the backward pass {both:.1f} us")  # fmt: skip
+    for name, function in [*functions.items()] * 2:
+        with contextlib.nullcontext() if name == "fovea" else only_flash():
+            with torch.no_grad():
+                plain = host_time(lambda: function(q, k, v, is_causal=True), device)
+            forward = host_time(lambda: function(*leaves, is_causal=True), device)
+            both = host_time(lambda: torch.autograd.grad(function(*leaves, is_causal=True), leaves, dout), device)
+        print(
+            f"host time of B1 H8 S128 D64, {name}: {plain:.1f} us, with gradients {forward:.1f} us, "
+            f"with the backward pass {both:.1f} us"
+        )
 
 
 if __name__ == "__main__":
-    report_host()
-    report_steps(512, 32)
-    report_steps(4096, 4)
-    report_curves()
+    if torch.cuda.is_available():
+        report_host("cuda")
+        report_steps("cuda", width=320, layers=8, batch=32, length=512)
+        report_steps("cuda", width=320, layers=8, batch=4, length=4096)
+        report_curves("cuda", width=320, layers=8, batch=16, length=512, steps=200)
+    else:  # the same in small
+        report_host("cpu")
+        report_steps("cpu", width=64, layers=1, batch=2, length=512)
+        report_curves("cpu", width=64, layers=2, batch=8, length=64, steps=50)
