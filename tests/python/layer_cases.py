@@ -1,4 +1,4 @@
-"""One small layer of each kind and option, by name: what the tests of fovea.nn run over."""
+"""One small layer of each kind and option, by name: what the tests of fovea.nn run over, and how they compare runs."""
 
 import torch
 
@@ -46,3 +46,16 @@ def make(name, dtype=torch.float32, device="cpu", **options):
 
 def tokens(layer, batch=2, length=7, dtype=torch.float32, device="cpu"):
     return torch.randn(batch, length, layer.embed_dim, dtype=dtype, device=device)
+
+
+def gradients(run, layer, x):
+    x = x.detach().clone().requires_grad_()
+    layer.zero_grad()
+    out = run(x)
+    out.float().square().sum().backward()
+    return [out.detach(), x.grad, *(p.grad.clone() for p in layer.parameters())]
+
+
+def assert_same(some, others, room=1e-5):
+    for a, b in zip(some, others, strict=True):
+        torch.testing.assert_close(a, b, rtol=room, atol=room)
