@@ -25,10 +25,10 @@ BUILD = {
     "latent, deepseek": lambda **o: fnn.LatentAttention.deepseek(
         EMBED, 4, q_latent=12, kv_latent=8, nope_dim=6, rope_dim=4, v_dim=5, **o
     ),
-    "ccgqa, hydra": lambda **o: fnn.CCGQAttention.hydra(32, 4, 2, compression=2, **o),
-    "ccgqa, zaya": lambda **o: fnn.CCGQAttention.zaya(EMBED, 4, 2, 4, **o),
+    "ccgqa, hydra": lambda **o: fnn.CCGQAttention.hydra(64, 4, 2, compression=2, **o),
+    "ccgqa, zaya": lambda **o: fnn.CCGQAttention.zaya(EMBED, 4, 2, 8, **o),
     "ccgqa, bare": lambda **o: fnn.CCGQAttention(
-        32, 4, 4, compression=2, convs=False, qk_mean=False, qk_norm=False, rope=False, value_shift=False, **o
+        64, 4, 4, compression=2, convs=False, qk_mean=False, qk_norm=False, rope=False, value_shift=False, **o
     ),
 }
 CAUSAL = [name for name in BUILD if name not in ("multi head", "self, alibi, window")]

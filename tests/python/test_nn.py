@@ -164,7 +164,7 @@ def test_cache_of_beams():
         step = layer(x[:, 4:5], cache=cache)
         whole = layer(torch.cat([x[order, :4], x[:, 4:5]], 1))
     torch.testing.assert_close(step[:, 0], whole[:, -1])
-    assert repr(cache).startswith("KVCache(5 of 8 tokens: k [3, 8, 2, 4]")
+    assert repr(cache).startswith("KVCache(5 of 8 tokens: k [3, 8, 2, 8]")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -131,7 +131,7 @@ def test_state_dict_names():
 @pytest.mark.parametrize("prefix", ["", "blocks.0.attention."])
 def test_older_names_of_hydra(prefix):
     layer = make("ccgqa, hydra")
-    q, k, v, v_before = layer.qkv_proj.weight.detach().split([16, 8, 4, 4])
+    q, k, v, v_before = layer.qkv_proj.weight.detach().split([32, 16, 8, 8])
     older = {"q_down": q, "k_down": k, "v_down": v, "v_shift_down": v_before, "o_proj": layer.o_proj.weight}
     for part in ("q_conv", "k_conv"):
         for i in "12":
@@ -145,7 +145,7 @@ def test_older_names_of_hydra(prefix):
 @pytest.mark.parametrize("prefix", ["", "blocks.0.attention."])
 def test_other_names_of_zaya(prefix):
     layer = make("ccgqa, zaya")
-    q, k, v, v_before = layer.qkv_proj.weight.detach().split([16, 8, 4, 4])
+    q, k, v, v_before = layer.qkv_proj.weight.detach().split([32, 16, 8, 8])
     other = {"linear_q": q, "linear_k": k, "val_proj1": v, "val_proj2": v_before, "o_proj": layer.o_proj.weight}
     state = {f"{prefix}{name}.weight": weight for name, weight in other.items()}
     for i, conv in enumerate((layer.qk_conv.conv1, layer.qk_conv.conv2)):
