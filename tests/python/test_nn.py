@@ -8,7 +8,7 @@ import torch
 
 import fovea.nn as fnn
 from layer_cases import BUILD, CAUSAL, EMBED, make, tokens
-from plain_layers import classic, latent
+from plain_layers import classic, latent, rotate
 
 # What the plain formula must be told besides the parameters.
 PLAIN = {
@@ -78,6 +78,48 @@ def test_a_tensor_may_stand_in_for_others(given):
     distinct = [tensors[name] for name in sorted(set(given) - {"-"})]
     for mine, theirs in zip(gradients_of(layer, out, *distinct), gradients_of(layer, plain, *distinct)):
         same(mine, theirs)
+
+
+class Turn(torch.nn.Module):
+    """RoPE as a caller would write it, with a parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = torch.nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def forward(self, q, k, q_positions, k_positions):
+        return self.gain * rotate(q, q_positions), rotate(k, k_positions)
+
+
+POSITIONED = {
+    "multi head": lambda p, **o: fnn.MultiHeadAttention(EMBED, 4, position=p, qk_norm="rmsnorm", causal=True, **o),
+    "grouped": lambda p, **o: fnn.GroupedQueryAttention(EMBED, 4, 2, position=p, sliding_window=3, **o),
+}
+
+
+@pytest.mark.parametrize("name", POSITIONED)
+def test_a_position_of_the_callers(name):
+    """That does what RoPE does: the same results as the layer's own, also with padding, positions and a cache."""
+    layer = POSITIONED[name](Turn(), dtype=torch.float64)
+    own = POSITIONED[name]("rope", dtype=torch.float64)
+    own.load_state_dict(layer.state_dict(), strict=False)
+    x = tokens(layer, dtype=torch.float64).requires_grad_()
+    mask, ids = torch.rand(2, 7) < 0.7, torch.randint(20, (2, 7))
+    same(layer(x), own(x))
+    same(layer(x, mask=mask, position_ids=ids), own(x, mask=mask, position_ids=ids))
+    layer(x).square().sum().backward()
+    assert layer.position.gain.grad != 0
+    own(x).square().sum().backward()
+    for parameter, p in own.named_parameters():
+        same(layer.get_parameter(parameter).grad, p.grad)
+    caches = [each.make_cache(2, 9) for each in (layer, own)]
+    with torch.no_grad():
+        for part, seen in zip(x.split([3, 1, 3], dim=1), (3, 4, 7)):
+            same(*(l(part, mask=mask[:, :seen], cache=c) for l, c in zip((layer, own), caches)))
+        with pytest.raises(RuntimeError, match="10 tokens are too many, there is room for 9"):
+            layer(x[:, :3], cache=caches[0])
+    with pytest.raises(RuntimeError, match="has no gradient"):
+        layer(x[:, :1], cache=caches[0])
 
 
 @pytest.mark.parametrize("name", BUILD)

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from ..layer_ops import LayerInputs
 from .cache import KVCache
+from .composed import run_composed
 from .layer import AttentionLayer
 from .options import LayerOptions
 
 
-class _Classic(AttentionLayer):
+class ClassicLayer(AttentionLayer):
     """Heads of one size, which keys and values may have fewer of."""
 
     def __init__(
         self, kind: str, embed_dim: int, num_heads: int, num_kv_heads: int, sizes: dict, options: LayerOptions
     ) -> None:
+        position = options.get("position", "none")
+        if callable(position):
+            options = {**options, "position": "none"}
         super().__init__(kind, dict(embed_dim=embed_dim, num_heads=num_heads, **sizes), options)
         self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, num_kv_heads
         self.head_dim = options.get("head_dim") or embed_dim // num_heads
+        self.position: Any = position if callable(position) else None
+        self.causal, self.sliding_window = options.get("causal", False), options.get("sliding_window", 0)
+        self.softmax_scale, self.backend = options.get("softmax_scale"), options.get("backend")
+
+    def _project(self, inputs: LayerInputs) -> Sequence[Tensor]:
+        """q, k and v, each [batch, tokens, heads * head_dim]."""
+        raise NotImplementedError
+
+    def _run(self, inputs: LayerInputs, cache: KVCache | None) -> Tensor:
+        return super()._run(inputs, cache) if self.position is None else run_composed(self, inputs, cache)
 
     def _weights_of(self, *projections: nn.Linear) -> list[Tensor]:
         weights = [p.weight for p in projections]
@@ -30,7 +47,7 @@ class _Classic(AttentionLayer):
         return dict.fromkeys(("k", "v"), (batch, max_seq_len, self.num_kv_heads, self.head_dim))
 
 
-class MultiHeadAttention(_Classic):
+class MultiHeadAttention(ClassicLayer):
     """Multi-head attention of a query to a key and a value that may be other tensors (cross attention).
 
     Args:
@@ -41,8 +58,8 @@ class MultiHeadAttention(_Classic):
         bias: whether the projections add one.
         options: those of fovea.nn.LayerOptions.
 
-    Parameters: q_proj, k_proj, v_proj [num_heads * head_dim, embed_dim, kdim, vdim], o_proj
-    [embed_dim, num_heads * head_dim], q_norm and k_norm [head_dim] with qk_norm.
+    Parameters: q_proj [W, embed_dim], k_proj [W, kdim], v_proj [W, vdim] and o_proj [embed_dim, W] with
+    W = num_heads * head_dim; q_norm and k_norm [head_dim] with qk_norm.
     """
 
     def __init__(
@@ -64,6 +81,11 @@ class MultiHeadAttention(_Classic):
         self.o_proj = self._linear(width, embed_dim, bias)
         self._make_qk_norm(self.head_dim, options)
         self.reset_parameters()
+
+    def _project(self, inputs: LayerInputs) -> Sequence[Tensor]:
+        key = inputs.query if inputs.key is None else inputs.key
+        value = key if inputs.value is None else inputs.value
+        return self.q_proj(inputs.query), self.k_proj(key), self.v_proj(value)
 
     def _weights(self) -> list[Tensor]:
         return self._weights_of(self.q_proj, self.k_proj, self.v_proj, self.o_proj)
@@ -101,7 +123,7 @@ class MultiHeadAttention(_Classic):
         return self._call(LayerInputs(query, key, value, mask, position_ids, key_position_ids), cache)
 
 
-class GroupedQueryAttention(_Classic):
+class GroupedQueryAttention(ClassicLayer):
     """Self-attention whose query heads share num_kv_heads heads of keys and values.
 
     Args:
@@ -130,6 +152,10 @@ class GroupedQueryAttention(_Classic):
         self.o_proj = self._linear(num_heads * self.head_dim, embed_dim, bias)
         self._make_qk_norm(self.head_dim, options)
         self.reset_parameters()
+
+    def _project(self, inputs: LayerInputs) -> Sequence[Tensor]:
+        kv_width = self.num_kv_heads * self.head_dim
+        return self.qkv_proj(inputs.query).split([self.num_heads * self.head_dim, kv_width, kv_width], -1)
 
     def _weights(self) -> list[Tensor]:
         return self._weights_of(self.qkv_proj, self.o_proj)

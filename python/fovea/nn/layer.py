@@ -63,13 +63,15 @@ class AttentionLayer(nn.Module):
 
     def reset_parameters(self) -> None:
         """Xavier-uniform weights, biases 0, norms 1."""
-        for part in self.children():
+        for name, part in self.named_children():
+            if name == "position":
+                continue  # a user's
             if isinstance(part, nn.Linear):
                 nn.init.xavier_uniform_(part.weight)
                 if part.bias is not None:
                     nn.init.zeros_(part.bias)
-            else:
-                part.reset_parameters()  # type: ignore[operator]
+            elif isinstance(part, (nn.RMSNorm, nn.LayerNorm)):
+                part.reset_parameters()
 
     def _weights(self) -> list[Tensor]:
         """In the order of the layer's weights in fovea/layers.h, without those that its options leave out."""
@@ -110,44 +112,49 @@ class AttentionLayer(nn.Module):
     # --- calls --------------------------------------------------------------------------------------------------
 
     def _call(self, inputs: LayerInputs, cache: KVCache | None) -> Tensor:
+        """A call as its caller wrote it: masks and positions in the forms that callers use, the batch not first."""
+        query, key, value = inputs[:3]
+        if not self.batch_first:
+            query, key, value = (_batch_first(t) for t in (query, key, value))
+        positions, key_positions = _positions(inputs.position_ids), _positions(inputs.key_position_ids)
+        inputs = LayerInputs(query, key, value, _score_mask(inputs.mask), positions, key_positions)
+        if cache is not None and inputs.mask is not None:
+            inputs = inputs._replace(mask=self._mask_of_room(inputs.mask, cache, _added(inputs)))
+        out = self._run(inputs, cache)
+        return out if self.batch_first else out.transpose(0, 1)
+
+    def _run(self, inputs: LayerInputs, cache: KVCache | None) -> Tensor:
         weights = self._weights()
-        tensors: tuple[Any, ...] = inputs[:3]
         device_type = "cuda" if inputs.query.is_cuda else "cpu"
         if torch.is_autocast_enabled(device_type):
             dtype = torch.get_autocast_dtype(device_type)
-            tensors = tuple(_cast(t, dtype) for t in tensors)
+            query, key, value = (_cast(t, dtype) for t in inputs[:3])
+            inputs = inputs._replace(query=query, key=key, value=value)
             weights = [_cast(w, dtype) for w in weights]
-        if not self.batch_first:
-            tensors = tuple(t if t is None else t.transpose(0, 1) for t in tensors)
-        query, key, value = tensors
-        positions, key_positions = _positions(inputs.position_ids), _positions(inputs.key_position_ids)
-        inputs = LayerInputs(query, key, value, _score_mask(inputs.mask), positions, key_positions)
         dtype = inputs.query.dtype
         if dtype not in _DTYPES:
             raise TypeError(f"{type(self).__name__}: the input's dtype is {dtype}, must be a float type")
         line = self._line + _DTYPES[dtype]
         if cache is not None:
-            out = self._call_cached(inputs, weights, line, cache)
-        elif self._dropout and self.training:
-            out = run_layer(inputs, weights, draw_seed(), line + self._dropout_word)
-        else:
-            out = run_layer(inputs, weights, None, line)
-        return out if self.batch_first else out.transpose(0, 1)
+            kept = list(cache.tensors.values())
+            out = run_layer_cached(inputs, weights, line + cache.room_word, kept, cache.length)
+            cache.length += _added(inputs)
+            return out
+        if self._dropout and self.training:
+            return run_layer(inputs, weights, draw_seed(), line + self._dropout_word)
+        return run_layer(inputs, weights, None, line)
 
-    def _call_cached(self, inputs: LayerInputs, weights: list[Tensor], line: str, cache: KVCache) -> Tensor:
-        added = next(t for t in (inputs.key, inputs.value, inputs.query) if t is not None)
-        length = cache.length + added.shape[1]
-        mask = inputs.mask
-        if mask is not None and mask.shape[-1] != cache.max_seq_len:
-            if mask.shape[-1] != length:
-                raise ValueError(
-                    f"{type(self).__name__}: mask has {mask.shape[-1]} keys, must have {length}, as the cache after "
-                    f"this call, or {cache.max_seq_len}, its room"
-                )
-            inputs = inputs._replace(mask=nn.functional.pad(mask, (0, cache.max_seq_len - length)))
-        out = run_layer_cached(inputs, weights, line + cache.room_word, list(cache.tensors.values()), cache.length)
-        cache.length = length
-        return out
+    def _mask_of_room(self, mask: Tensor, cache: KVCache, added: int) -> Tensor:
+        """A mask of the keys so far as one of all that the cache has room for."""
+        length = cache.length + added
+        if mask.shape[-1] == cache.max_seq_len:
+            return mask
+        if mask.shape[-1] != length:
+            raise ValueError(
+                f"{type(self).__name__}: mask has {mask.shape[-1]} keys, must have {length}, as the cache after this "
+                f"call, or {cache.max_seq_len}, its room"
+            )
+        return nn.functional.pad(mask, (0, cache.max_seq_len - length))
 
     def _refuse_others(self, x: Tensor, key: Tensor | None, value: Tensor | None) -> None:
         """A call that was written for MultiHeadAttention, layer(x, x, x), means layer(x); no other tensor is taken."""
@@ -161,8 +168,19 @@ class AttentionLayer(nn.Module):
         return ", ".join((self._line + self._dropout_word).split()[1:])
 
 
+def _added(inputs: LayerInputs) -> int:
+    """Tokens that a call adds to a cache."""
+    query, key, value = inputs[:3]
+    return (key if key is not None else query if value is None else value).shape[1]
+
+
 def _text(value: Any) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _batch_first(tensor: Any) -> Any:
+    """[tokens, batch, width] as [batch, tokens, width]."""
+    return tensor if tensor is None else tensor.transpose(0, 1)
 
 
 def _cast(tensor: Any, dtype: torch.dtype) -> Any:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+from torch import Tensor
 from typing_extensions import TypedDict
 
 
@@ -13,7 +16,9 @@ class LayerOptions(TypedDict, total=False):
     dropout: the probability of dropping an attention weight, while training.
     causal: a token sees none after itself.
     sliding_window: n > 0: a token sees those up to n - 1 positions away, itself included.
-    position: "none", "rope" or "alibi".
+    position: "none", "rope" or "alibi"; in the classic layers also a module or function of the caller's, which turns
+        q [batch, q_len, head_q, dim] and k [batch, kv_len, head_kv, dim] with their positions [batch or 1, tokens]:
+        q, k = position(q, k, q_positions, k_positions). Such a layer runs in several ops.
     rope_base: 10000. Pair i of n / 2 turns by position * rope_base^(-2 i / n).
     rope_style: "half" (channel i turns with i + n / 2) or "interleaved" (2 i with 2 i + 1).
     rope_fraction: of a head's channels, the first ones; 1.
@@ -30,7 +35,7 @@ class LayerOptions(TypedDict, total=False):
     dropout: float
     causal: bool
     sliding_window: int
-    position: str
+    position: str | Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     rope_base: float
     rope_style: str
     rope_fraction: float
