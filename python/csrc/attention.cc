@@ -12,8 +12,8 @@ namespace {
 struct Request {
   Viewed q, k, v;
   Viewed bias, mask, key_lengths, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_kv;
-  std::optional<Tensor> dropout_seed;  // [2] int64 on the CPU: seed, offset
-  Order order = Order::kRowsFirst;     // of q, k, v, out and their gradients
+  std::optional<Tensor> dropout_seed;
+  Order order = Order::kRowsFirst;  // of q, k, v, out and their gradients
   AttentionProblem problem;
   PlanOptions options;
 };
@@ -125,25 +125,13 @@ void complete(Request& r) {
   read_sizes(r);
 }
 
-DropoutSeed read_seed(const Request& r) {
-  if (r.problem.dropout == 0) return {};
-  if (!r.dropout_seed || !r.dropout_seed->is_cpu() || r.dropout_seed->numel() != 2 ||
-      r.dropout_seed->scalar_type() != torch::headeronly::ScalarType::Long ||
-      !r.dropout_seed->is_contiguous()) {
-    throw std::runtime_error(
-        "fovea: dropout_seed must be [2] int64 on the CPU where dropout is not 0");
-  }
-  const auto* words = static_cast<const int64_t*>(r.dropout_seed->data_ptr());
-  return {static_cast<uint64_t>(words[0]), static_cast<uint64_t>(words[1])};
-}
-
 void set_inputs(const Request& r, AttentionInputs& to) {
   to.q = r.q.view, to.k = r.k.view, to.v = r.v.view;
   to.bias = r.bias.view, to.mask = r.mask.view;
   to.key_lengths = r.key_lengths.view;
   to.alibi_slopes = r.alibi_slopes.view, to.sink = r.sink.view;
   to.cu_seqlens_q = r.cu_seqlens_q.view, to.cu_seqlens_kv = r.cu_seqlens_kv.view;
-  to.dropout = read_seed(r);
+  to.dropout = read_dropout_seed(r.dropout_seed, r.problem.dropout);
 }
 
 Plan plan_for(const Request& r) {

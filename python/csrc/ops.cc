@@ -17,9 +17,18 @@ const std::string kRequest =
     "float dropout=0.0, bool deterministic=False, bool tf32=False, str? backend=None, "
     "bool heads_first=False";
 
+// Shapes as in fovea/layer_plan.h; options as in layer_settings.h, weights as in layer_plans.h.
+// Read in this order by take_request in layers.cc.
+const std::string kLayer =
+    "Tensor query, Tensor? key, Tensor? value, Tensor? mask, Tensor? position_ids, "
+    "Tensor? key_position_ids, Tensor[] weights, Tensor? dropout_seed, str options";
+
 void implement(torch::stable::detail::StableLibrary& m) {
   m.impl("attention", fovea::torch_ops::attention);
   m.impl("attention_backward", fovea::torch_ops::attention_backward);
+  m.impl("layer", fovea::torch_ops::layer);
+  m.impl("layer_backward", fovea::torch_ops::layer_backward);
+  m.impl("layer_cached", fovea::torch_ops::layer_cached);
   m.impl("merge", fovea::torch_ops::merge);
 }
 
@@ -32,10 +41,18 @@ STABLE_TORCH_LIBRARY(fovea, m) {
          kRequest + ") -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)")
             .c_str());
   m.def("merge(Tensor[] outs, Tensor[] lses) -> (Tensor out, Tensor lse)");
+  // saved is what a backward pass needs, and 0 bytes where none will follow; layer_saved_bytes says
+  // how many (device: -1 is the CPU). A gradient that is not wanted has no elements.
+  m.def(("layer(" + kLayer + ", SymInt saved_bytes) -> (Tensor out, Tensor saved)").c_str());
+  m.def(("layer_backward(Tensor dout, Tensor saved, " + kLayer + ", bool[] wanted) -> Tensor[]")
+            .c_str());
+  m.def(("layer_cached(" + kLayer + ", Tensor(a!)[] cache, SymInt length) -> Tensor").c_str());
+  m.def("layer_saved_bytes(str options, int device, int batch, int q_len, int kv_len) -> int");
   m.def("version() -> str");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(fovea, CompositeExplicitAutograd, m) {
+  m.impl("layer_saved_bytes", fovea::torch_ops::layer_saved_bytes);
   m.impl("version", fovea::torch_ops::version);
 }
 STABLE_TORCH_LIBRARY_IMPL(fovea, CPU, m) { implement(m); }

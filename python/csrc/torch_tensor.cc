@@ -110,15 +110,19 @@ Viewed empty_like(const TensorView& like, Order order) {
   return {std::move(tensor), view};
 }
 
-Scratch::Scratch(size_t bytes, Device device) {
-  if (bytes == 0) return;
+Tensor empty_bytes(int64_t bytes, Device device) {
   TensorView view;
   view.device = device;
   view.rank = 1;
-  view.sizes[0] = static_cast<int64_t>(bytes);
+  view.sizes[0] = bytes;
   view.strides[0] = 1;
   // torch aligns memory to 64 bytes on the CPU and to more on a GPU: kWorkspaceAlignment holds.
-  memory_ = allocate(view, aoti_torch_dtype_uint8());
+  return allocate(view, aoti_torch_dtype_uint8());
+}
+
+Scratch::Scratch(size_t bytes, Device device) {
+  if (bytes == 0) return;
+  memory_ = empty_bytes(static_cast<int64_t>(bytes), device);
   workspace_ = {memory_->data_ptr(), bytes};
 }
 
@@ -136,6 +140,17 @@ int thread_count() {
   uint32_t threads = 0;
   TORCH_ERROR_CODE_CHECK(torch_get_num_threads(&threads));
   return static_cast<int>(threads);
+}
+
+DropoutSeed read_dropout_seed(const std::optional<Tensor>& words, double dropout) {
+  if (dropout == 0) return {};
+  if (!words || !words->is_cpu() || words->numel() != 2 ||
+      words->scalar_type() != ScalarType::Long || !words->is_contiguous()) {
+    throw std::runtime_error(
+        "fovea: dropout_seed must be [2] int64 on the CPU where dropout is not 0");
+  }
+  const auto* at = static_cast<const int64_t*>(words->data_ptr());
+  return {static_cast<uint64_t>(at[0]), static_cast<uint64_t>(at[1])};
 }
 
 void raise_unless_ok(const Status& status) {

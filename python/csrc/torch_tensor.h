@@ -57,6 +57,9 @@ Viewed empty(std::initializer_list<int64_t> sizes, DType dtype, Device device,
              Order order = Order::kRowsFirst);
 Viewed empty_like(const TensorView& view, Order order = Order::kRowsFirst);
 
+// New memory without a type.
+Tensor empty_bytes(int64_t bytes, Device device);
+
 // Scratch memory of one call. torch gives it back to the stream it was used on.
 class Scratch {
  public:
@@ -73,6 +76,10 @@ Stream current_stream(Device device);
 
 // Threads that torch gives to one operation on the CPU.
 int thread_count();
+
+// The seed of a call that drops weights: [2] int64 on the CPU, seed and offset. Not read where
+// dropout is 0.
+DropoutSeed read_dropout_seed(const std::optional<Tensor>& words, double dropout);
 
 // Throws what torch turns into a RuntimeError.
 void raise_unless_ok(const Status& status);

@@ -6,6 +6,7 @@ who call torch.ops.fovea themselves take the registered way, with the same resul
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -14,18 +15,44 @@ from torch.autograd import forward_ad
 
 from . import ops
 
-_below_autograd = torch._C._AutoDispatchBelowAutograd
+below_autograd = torch._C._AutoDispatchBelowAutograd
+
+
+def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """function.apply(*arguments), without the 3 us in which torch looks for what only functorch needs."""
+    if torch._C._are_functorch_transforms_active():
+        return function.apply(*arguments)
+    return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
+
+
+def below_autograd_unless_recorded() -> contextlib.AbstractContextManager:
+    """For a backward pass. One that is itself recorded (create_graph=True) takes the registered way, which refuses a
+    second derivative when it is asked for: without a record it would silently be zero."""
+    return contextlib.nullcontext() if torch.is_grad_enabled() else below_autograd()
 
 
 def run_attention(q: Tensor, k: Tensor, v: Tensor, settings: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """(out, lse) of torch.ops.fovea.attention(q, k, v, **settings)."""
+    return _run(q, k, v, settings, True)
+
+
+def run_attention_out(q: Tensor, k: Tensor, v: Tensor, settings: dict[str, Any]) -> Tensor:
+    """out alone. That lse is not shown to autograd saves more than a microsecond."""
+    return _run(q, k, v, settings, False)
+
+
+def _run(q: Tensor, k: Tensor, v: Tensor, settings: dict[str, Any], with_lse: bool) -> Any:
     if torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu"):
-        return ops.attention(q, k, v, **settings)
-    if torch.is_grad_enabled() and _needs_gradient(q, k, v, settings) or forward_ad._current_level >= 0:
+        both = ops.attention(q, k, v, **settings)
+    elif torch.is_grad_enabled() and _needs_gradient(q, k, v, settings) or forward_ad._current_level >= 0:
         # There is no forward mode: the Function says so, where the op alone would give a derivative of zero.
-        return _Attention.apply(q, k, v, settings.pop("bias", None), settings.pop("sink", None), settings)
-    with _below_autograd():
-        return ops.attention(q, k, v, **settings)
+        return apply(
+            _Attention, q, k, v, settings.pop("bias", None), settings.pop("sink", None), settings, with_lse
+        )
+    else:
+        with below_autograd():
+            both = ops.attention(q, k, v, **settings)
+    return both if with_lse else both[0]
 
 
 def _needs_gradient(q: Tensor, k: Tensor, v: Tensor, settings: dict[str, Any]) -> bool:
@@ -46,23 +73,24 @@ def _with(bias: Tensor | None, sink: Tensor | None, settings: dict[str, Any]) ->
 class _Attention(torch.autograd.Function):
     # In the old style: with a setup_context apart, torch inspects the signature at every call, for about 10 us.
     @staticmethod
-    def forward(ctx, q, k, v, bias, sink, settings):
-        with _below_autograd():
+    def forward(ctx, q, k, v, bias, sink, settings, with_lse):
+        with below_autograd():
             out, lse = ops.attention(q, k, v, **_with(bias, sink, settings))
         ctx.save_for_backward(q, k, v, bias, sink, out, lse)
         ctx.settings = settings
+        if not with_lse:
+            return out
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, dout, dlse):
+    def backward(ctx, dout, dlse=None):
         q, k, v, bias, sink, out, lse = ctx.saved_tensors
         want_dbias, want_dsink = ctx.needs_input_grad[3:5]
         if dout is None:
             dout = torch.zeros_like(out)
-        with _below_autograd():
+        with below_autograd_unless_recorded():
             dq, dk, dv, dbias, dsink = ops.attention_backward(
                 dout, dlse, out, lse, want_dbias, want_dsink, q, k, v, **_with(bias, sink, ctx.settings)
             )
-        return dq, dk, dv, dbias if want_dbias else None, dsink if want_dsink else None, None
+        return dq, dk, dv, dbias if want_dbias else None, dsink if want_dsink else None, None, None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import ops
-from .eager import run_attention
+from .eager import run_attention, run_attention_out
 from .settings import Window, op_settings, per_score
 
 
@@ -70,8 +70,7 @@ def attention(
         settings["mask"] = per_score("mask", mask, k.shape[1])
     if key_lengths is not None:
         settings["key_lengths"] = key_lengths.to(torch.int32)
-    out, lse = run_attention(q, k, v, settings)
-    return (out, lse) if return_lse else out
+    return run_attention(q, k, v, settings) if return_lse else run_attention_out(q, k, v, settings)
 
 
 def attention_varlen(
@@ -118,8 +117,7 @@ def attention_varlen(
         cu_seqlens_q=cu_seqlens_q.to(torch.int32), cu_seqlens_kv=cu_seqlens_kv.to(torch.int32),
         q_len=max_q_len, kv_len=max_kv_len,
     )  # fmt: skip
-    out, lse = run_attention(q, k, v, settings)
-    return (out, lse) if return_lse else out
+    return run_attention(q, k, v, settings) if return_lse else run_attention_out(q, k, v, settings)
 
 
 def attention_with_kv_cache(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .eager import run_attention
+from .eager import run_attention_out
 from .settings import op_settings, per_score
 
 
@@ -64,5 +64,4 @@ def attention_forward(
     if bias is not None:
         settings["bias"] = per_score("bias", bias, key.shape[2])
     settings["heads_first"] = True
-    out, _ = run_attention(query, key, value, settings)
-    return out.transpose(1, 2), None
+    return run_attention_out(query, key, value, settings).transpose(1, 2), None

@@ -108,8 +108,8 @@ def _attention_gradients(ctx, dout, dlse):
     return tuple(gradients)
 
 
-def _no_second_derivative(ctx, *gradients):
-    raise NotImplementedError("fovea: attention can be differentiated once, not twice")
+def no_second_derivative(ctx, *gradients):
+    raise NotImplementedError("fovea: what it computes can be differentiated once, not twice")
 
 
 def _merge_save(ctx, inputs, output):
@@ -135,7 +135,7 @@ def _merge_gradients(ctx, dout, dlse):
 
 
 torch.library.register_autograd("fovea::attention", _attention_gradients, setup_context=_attention_save)
-torch.library.register_autograd("fovea::attention_backward", _no_second_derivative)
+torch.library.register_autograd("fovea::attention_backward", no_second_derivative)
 torch.library.register_autograd("fovea::merge", _merge_gradients, setup_context=_merge_save)
 
 

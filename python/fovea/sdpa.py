@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .eager import run_attention
+from .eager import run_attention_out
 from .settings import op_settings, per_score
 
 
@@ -56,7 +56,7 @@ def scaled_dot_product_attention(
         name = "bias" if attn_mask.dtype.is_floating_point else "mask"
         settings[name] = per_score(name, attn_mask, kv_len)
     settings["heads_first"] = True
-    return run_attention(query, key, value, settings)[0]
+    return run_attention_out(query, key, value, settings)
 
 
 def _of_other_rank(query, key, value, attn_mask, *settings) -> Tensor:

@@ -45,8 +45,7 @@ def op_settings(
     if sink is not None:
         settings["sink"] = _wide(sink, q)
     if dropout_p:
-        # On the CPU even for a GPU's tensors: engines take the seed as a number, so no call waits for a GPU.
-        settings["dropout_seed"] = torch.randint(_LARGEST_SEED, (2,), dtype=torch.int64, device="cpu")
+        settings["dropout_seed"] = draw_seed()
         settings["dropout"] = dropout_p
     if scale is not None:
         settings["scale"] = scale
@@ -57,6 +56,12 @@ def op_settings(
     if backend is not None:
         settings["backend"] = backend
     return settings
+
+
+def draw_seed() -> Tensor:
+    """[2] int64 of torch's default generator. On the CPU even for a GPU's tensors: engines take the seed as a number,
+    so no call waits for a GPU."""
+    return torch.randint(_LARGEST_SEED, (2,), dtype=torch.int64, device="cpu")
 
 
 @torch.compiler.assume_constant_result  # Dynamo takes no torch function that returns a string

@@ -22,3 +22,9 @@ def problems(request):
 @pytest.fixture(autouse=True)
 def _same_numbers_at_every_run():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    """Problems are small and tests run side by side: threads would wait for each other's."""
+    torch.set_num_threads(1)

@@ -1,9 +1,12 @@
 """What only a GPU can show: streams, CUDA graphs, and calls that wait for nothing."""
 
+import copy
+
 import pytest
 import torch
 
 import fovea
+from layer_cases import BUILD, CAUSAL, assert_same, gradients, make, tokens
 
 
 @pytest.fixture(autouse=True)
@@ -70,3 +73,34 @@ def test_tensors_on_two_devices_are_refused():
     q, k, v = qkv()
     with pytest.raises(RuntimeError, match="k.device is"):
         fovea.attention(q, k.cpu(), v)
+
+
+def on_gpu(layer):
+    """A copy, where the library's layers run on GPUs."""
+    other = copy.deepcopy(layer).cuda()
+    try:
+        other(tokens(layer, device="cuda"))
+    except RuntimeError as refusal:
+        if "device is cuda, takes cpu" in str(refusal):
+            pytest.skip(str(refusal))
+        raise
+    return other
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_layer_as_on_the_cpu(name):
+    layer = make(name)
+    other, x = on_gpu(layer), tokens(layer)
+    found = gradients(other, other, x.cuda())
+    assert all(t.is_cuda for t in found)
+    assert_same([t.cpu() for t in found], gradients(layer, layer, x), room=1e-4)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_decode_as_on_the_cpu(name):
+    layer = make(name)
+    other, x = on_gpu(layer), tokens(layer)
+    cache = other.make_cache(2, 9)
+    with torch.no_grad():
+        steps = torch.cat([other(part.cuda(), cache=cache) for part in x.split([4, 1, 2], dim=1)], 1)
+        assert_same([steps.cpu()], [layer(x)], room=1e-4)

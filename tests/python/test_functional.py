@@ -65,6 +65,14 @@ def test_gradient_of_one_input_alone(device, name, shape):
     close(leaf.grad, other.grad)
 
 
+def test_second_derivative_is_refused(device):
+    q, k, v = qkv(device)
+    q.requires_grad_()
+    (dq,) = torch.autograd.grad(fovea.attention(q, k, v).sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="differentiated once"):
+        (q + dq).sum().backward()
+
+
 def test_forward_mode_is_refused(device):
     q, k, v = qkv(device)
     with forward_ad.dual_level(), pytest.raises(RuntimeError, match="forward AD|jvp"):

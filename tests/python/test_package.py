@@ -15,6 +15,7 @@ import torch
 import fovea
 import fovea.compat.flash_attn
 import fovea.hf
+import fovea.nn
 
 ROOT = pathlib.Path(__file__).parents[2]
 LIBRARY = pathlib.Path(fovea.__file__).with_name("libfovea_torch.so")
@@ -62,24 +63,35 @@ def test_version_is_that_of_the_library():
 
 def public_functions():
     modules = (fovea, fovea.compat.flash_attn)
-    found = [getattr(module, name) for module in modules for name in module.__all__]
-    return [*found, fovea.hf.register, fovea.hf.attention_forward]
+    found = [getattr(module, name) for module in modules for name in module.__all__ if name != "nn"]
+    layers = [getattr(fovea.nn, name) for name in fovea.nn.__all__]
+    methods = [layer.forward for layer in layers if hasattr(layer, "forward")]
+    return [*found, fovea.hf.register, fovea.hf.attention_forward, *methods]
 
 
-@pytest.mark.parametrize("function", public_functions(), ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", public_functions(), ids=lambda f: f.__qualname__)
 def test_is_documented_and_typed(function):
     assert function.__doc__
     hints = typing.get_type_hints(function)
-    assert set(inspect.signature(function).parameters) | {"return"} == set(hints)
+    assert set(inspect.signature(function).parameters) - {"self"} | {"return"} == set(hints)
     if torch.Tensor in hints.values():
         assert "[" in function.__doc__, "no shapes"
 
 
-def test_tutorial():
-    """The code blocks of docs/pytorch.md, one after the other, as a reader would type them."""
-    text = (ROOT / "docs/pytorch.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+@pytest.mark.parametrize("name", [n for n in fovea.nn.__all__ if n not in ("KVCache", "LayerOptions")])
+def test_layer_is_documented_and_typed(name):
+    layer = getattr(fovea.nn, name)
+    assert "Args:" in layer.__doc__
+    for parameter in inspect.signature(layer).parameters.values():
+        assert parameter.annotation is not parameter.empty
+        assert parameter.name in layer.__doc__ or parameter.name in fovea.nn.LayerOptions.__doc__, parameter.name
+
+
+@pytest.mark.parametrize("page", ["docs/pytorch.md", "docs/tutorial.md"])
+def test_code_on_pages(page):
+    """Its blocks one after the other, as a reader would type them."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
     assert len(blocks) >= 4
     names = {}
     for block in blocks:
-        exec(compile(block, "docs/pytorch.md", "exec"), names)
+        exec(compile(block, page, "exec"), names)

@@ -1,4 +1,5 @@
-"""Random problems: fovea.attention beside the plain formula in torch, outputs and gradients under the 2x rule."""
+"""Random problems: fovea.attention beside the plain formula in torch, outputs and gradients under the 2x rule; and the
+drop-ins for SDPA and flash_attn beside fovea.attention, where they have words for the problem."""
 
 import dataclasses
 import random
@@ -8,6 +9,7 @@ import torch
 
 import fovea
 import yardstick
+from fovea.compat.flash_attn import flash_attn_func, flash_attn_varlen_func
 
 LENGTHS = [0, 1, 2, 3, 5, 8, 16, 17, 31, 33, 64, 65, 100]
 DIMS = [8, 16, 24, 32, 40, 64, 72, 128]
@@ -127,13 +129,51 @@ def by_fovea(p, t):
     rest = {name: t[name] for name in p.inputs}
     if not p.packed:
         return fovea.attention(q, k, v, **p.options, **rest, return_lse=True)
+    return fovea.attention_varlen(q, k, v, *sequences(p, q.device), **p.options, **rest, return_lse=True)
+
+
+def sequences(p, device):
+    """Where packed sequences begin, and how long the longest are."""
     starts = [
-        torch.tensor([0, *torch.tensor(lens).cumsum(0)], dtype=torch.int32, device=q.device)
+        torch.tensor([0, *torch.tensor(lens).cumsum(0)], dtype=torch.int32, device=device)
         for lens in (p.q_lens, p.kv_lens)
     ]
-    return fovea.attention_varlen(
-        q, k, v, *starts, max(p.q_lens), max(p.kv_lens), **p.options, **rest, return_lse=True
+    return *starts, max(p.q_lens), max(p.kv_lens)
+
+
+def can_be_sdpa(p):
+    """It takes one of causal, bias and mask, and aligns positions at the start."""
+    terms = [*p.inputs, *(name for name in p.options if name != "scale")]
+    square = p.q_lens == p.kv_lens
+    return not p.packed and (terms in ([], ["bias"], ["mask"]) or terms == ["causal"] and square)
+
+
+def by_sdpa(p, t):
+    q, k, v = (laid_out(t[name], p.layout).transpose(1, 2) for name in ("q", "k", "v"))
+    mask = t.get("bias", t.get("mask"))
+    out = fovea.scaled_dot_product_attention(
+        q, k, v, mask, is_causal="causal" in p.options, scale=p.options.get("scale"), enable_gqa=True
     )
+    return out.transpose(1, 2), None
+
+
+def can_be_flash_attn(p):
+    return {*p.inputs} <= {"alibi_slopes"} and "prefix" not in p.options
+
+
+def by_flash_attn(p, t):
+    q, k, v = (laid_out(t[name], p.layout) for name in ("q", "k", "v"))
+    settings = dict(
+        causal=p.options.get("causal", False),
+        window_size=tuple(-1 if side is None else side for side in p.options.get("window", (None, None))),
+        softcap=p.options.get("softcap", 0.0),
+        softmax_scale=p.options.get("scale"),
+        alibi_slopes=t.get("alibi_slopes"),
+        return_attn_probs=True,
+    )
+    if p.packed:
+        return flash_attn_varlen_func(q, k, v, *sequences(p, q.device), **settings)[:2]
+    return flash_attn_func(q, k, v, **settings)[:2]
 
 
 def by_formula(p, t):
@@ -175,7 +215,8 @@ def results(run, p, tensors, douts, dtype=None):
     out, lse = run(p, t)
     out.backward(douts.to(out.dtype))
     grads = {f"d{name}": t[name].grad for name in DIFFERENTIABLE if name in t}
-    return out.detach(), lse.detach(), {name: g if g is not None else 0 * t[name[1:]] for name, g in grads.items()}
+    lse = None if lse is None else lse.detach()
+    return out.detach(), lse, {name: g if g is not None else 0 * t[name[1:]] for name, g in grads.items()}
 
 
 def plain_again(p, name, attempts, device):
@@ -197,6 +238,11 @@ def check(p, device):
     shape = (*tensors["q"].shape[:-1], p.dim_v)
     douts = torch.randn(*shape, generator=torch.Generator().manual_seed(p.seed)).to(p.dtype).to(device)
     out, lse, grads = results(by_fovea, p, tensors, douts)
+    for can_be, by in ((can_be_sdpa, by_sdpa), (can_be_flash_attn, by_flash_attn)):
+        if can_be(p):
+            other_out, other_lse, other_grads = results(by, p, tensors, douts)
+            assert torch.equal(other_out, out) and (other_lse is None or torch.equal(other_lse, lse)), by.__name__
+            assert all(torch.equal(other_grads[name], grads[name]) for name in grads), by.__name__
     exact_out, exact_lse, exact_grads = results(by_formula, p, tensors, douts, torch.float64)
     plain_out, _, plain_grads = results(by_formula, p, tensors, douts, p.dtype)
     assert torch.equal(lse.isneginf(), exact_lse.isneginf())
@@ -213,13 +259,9 @@ def check(p, device):
         assert over <= 0, f"{name} is {over:g} over its bound"
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """The problems are small; waking threads would take most of the time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def test_there_are_problems_for_each():
+    drawn = [random_problem(seed) for seed in range(1000)]
+    assert sum(map(can_be_sdpa, drawn)) > 80 and sum(map(can_be_flash_attn, drawn)) > 150
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))

@@ -42,11 +42,11 @@ def flash_attn_func(
 
     With return_attn_probs: (out, lse [batch, head_q, q_len], None). There is no matrix of weights to return.
     """
-    out, lse = functional.attention(
+    result = functional.attention(
         q, k, v, causal=causal, window=_window(window_size), alibi_slopes=alibi_slopes, softcap=softcap,
-        dropout_p=dropout_p, scale=softmax_scale, deterministic=deterministic or None, return_lse=True,
+        dropout_p=dropout_p, scale=softmax_scale, deterministic=deterministic or None, return_lse=return_attn_probs,
     )  # fmt: skip
-    return (out, lse, None) if return_attn_probs else out
+    return (*result, None) if return_attn_probs else result  # type: ignore[return-value]
 
 
 def flash_attn_kvpacked_func(
@@ -108,12 +108,12 @@ def flash_attn_varlen_func(
 ) -> Result:
     """q [total_q, head_q, dim], k and v [total_kv, head_kv, dim]; with return_attn_probs lse is [head_q, total_q]."""
     _refuse("flash_attn_varlen_func", block_table=block_table)
-    out, lse = functional.attention_varlen(
+    result = functional.attention_varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal=causal,
         window=_window(window_size), alibi_slopes=alibi_slopes, softcap=softcap, dropout_p=dropout_p,
-        scale=softmax_scale, deterministic=deterministic or None, return_lse=True,
+        scale=softmax_scale, deterministic=deterministic or None, return_lse=return_attn_probs,
     )  # fmt: skip
-    return (out, lse, None) if return_attn_probs else out
+    return (*result, None) if return_attn_probs else result  # type: ignore[return-value]
 
 
 def flash_attn_varlen_kvpacked_func(

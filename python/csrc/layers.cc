@@ -1,0 +1,167 @@
+// The ops of the layers: fovea::layer, layer_backward, layer_cached and layer_saved_bytes.
+#include <stdexcept>
+#include <string>
+
+#include "layer_plans.h"
+#include "ops.h"
+#include "torch_tensor.h"
+
+namespace fovea::torch_ops {
+namespace {
+
+// What every pass is told, in the order of the schemas in ops.cc.
+struct Request {
+  Viewed query, key, value;
+  Viewed mask, position_ids, key_position_ids;
+  std::vector<Viewed> weights;
+  std::optional<Tensor> dropout_seed;
+  std::string options;
+};
+
+std::vector<Viewed> take_list(Arguments& arguments) {
+  std::vector<Viewed> list;
+  for (Tensor& tensor : arguments.take<std::vector<Tensor>>()) {
+    list.push_back({std::move(tensor), {}});
+  }
+  return list;
+}
+
+Request take_request(Arguments& arguments) {
+  Request r;
+  r.query.tensor = arguments.take<Tensor>();
+  for (Viewed* optional : {&r.key, &r.value, &r.mask, &r.position_ids, &r.key_position_ids}) {
+    optional->tensor = arguments.take<std::optional<Tensor>>();
+  }
+  r.weights = take_list(arguments);
+  r.dropout_seed = arguments.take<std::optional<Tensor>>();
+  r.options = arguments.take<std::string>();
+  return r;
+}
+
+Views views_of(const char* name, std::vector<Viewed>& list) {
+  Views views;
+  for (Viewed& one : list) {
+    make_view(name, one);
+    views.push_back(one.view);
+  }
+  return views;
+}
+
+// A request that was read, with its plan.
+struct Call {
+  Call(Request& r, LayerUse use) : weights(views_of("weights", r.weights)) {
+    make_view("query", r.query);
+    make_view("key", r.key);
+    make_view("value", r.value);
+    make_view("mask", r.mask);
+    make_view("position_ids", r.position_ids);
+    make_view("key_position_ids", r.key_position_ids);
+    inputs.query = r.query.view, inputs.key = r.key.view, inputs.value = r.value.view;
+    inputs.mask = r.mask.view;
+    inputs.position_ids = r.position_ids.view;
+    inputs.key_position_ids = r.key_position_ids.view;
+    const TensorView& query = inputs.query;
+    const TensorView& keys = inputs.key.given() ? inputs.key : inputs.value;
+    if (query.rank != 3) {
+      throw std::runtime_error("fovea: layer: query.rank is " + std::to_string(query.rank) +
+                               ", must be 3");
+    }
+    shape.batch = query.sizes[0], shape.q_len = query.sizes[1];
+    shape.kv_len = keys.given() ? keys.sizes[1] : 0;
+    shape.use = use;
+    shape.masked = inputs.mask.given();
+    layer = find_layer(r.options, shape, query.device);
+    inputs.dropout = read_dropout_seed(r.dropout_seed, layer->dropout());
+  }
+
+  Device device() const { return inputs.query.device; }
+
+  LayerInputs inputs;
+  Views weights;
+  LayerShape shape;
+  std::shared_ptr<const BoundLayer> layer;
+};
+
+Viewed run_forward(const Call& call, LayerCache* cache, Saved saved) {
+  Viewed out = empty_like(call.inputs.query);
+  const Scratch scratch(call.layer->workspace_bytes(Pass::kForward), call.device());
+  raise_unless_ok(call.layer->forward(call.inputs, call.weights, out.view, cache,
+                                      scratch.workspace(), saved, current_stream(call.device())));
+  return out;
+}
+
+// Memory between a forward pass and its backward pass is of no type.
+Saved saved_in(const Tensor& memory) {
+  return {memory.data_ptr(), static_cast<size_t>(memory.numel())};
+}
+
+}  // namespace
+
+void layer(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments arguments(stack);
+  Request r = take_request(arguments);
+  const auto saved_bytes = arguments.take<int64_t>();
+  const Call call(r, saved_bytes > 0 ? LayerUse::kTraining : LayerUse::kInference);
+  const Tensor saved = empty_bytes(saved_bytes, call.device());
+  const Viewed out = run_forward(call, nullptr, saved_bytes > 0 ? saved_in(saved) : Saved{});
+  give_back(stack, *out.tensor, saved);
+}
+
+void layer_backward(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments arguments(stack);
+  Viewed dout;
+  dout.tensor = arguments.take<Tensor>();
+  const auto saved = arguments.take<Tensor>();
+  Request r = take_request(arguments);
+  const auto wanted = arguments.take<std::vector<bool>>();
+  make_view("dout", dout);
+  const Call call(r, LayerUse::kTraining);
+  Views all{call.inputs.query, call.inputs.key, call.inputs.value};
+  all.insert(all.end(), call.weights.begin(), call.weights.end());
+  if (wanted.size() != all.size()) {
+    throw std::runtime_error("fovea: layer_backward: wanted has " + std::to_string(wanted.size()) +
+                             " elements, must have " + std::to_string(all.size()) +
+                             ": query, key, value, and every weight");
+  }
+  std::vector<Tensor> gradients;
+  Views views(all.size());
+  for (size_t i = 0; i < all.size(); ++i) {
+    const bool computed = wanted[i] && all[i].given();
+    // A gradient that was not asked for is a tensor of no elements.
+    const Viewed gradient =
+        computed ? empty_like(all[i]) : empty({0}, call.inputs.query.dtype, call.device());
+    if (computed) views[i] = gradient.view;
+    gradients.push_back(*gradient.tensor);
+  }
+  const Scratch scratch(call.layer->workspace_bytes(Pass::kBackward), call.device());
+  raise_unless_ok(call.layer->backward(call.inputs, call.weights, dout.view, views,
+                                       scratch.workspace(), saved_in(saved),
+                                       current_stream(call.device())));
+  give_back(stack, gradients);
+}
+
+void layer_cached(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments arguments(stack);
+  Request r = take_request(arguments);
+  std::vector<Viewed> kept = take_list(arguments);
+  const auto length = arguments.take<int64_t>();
+  const Call call(r, LayerUse::kCached);
+  LayerCache cache = call.layer->cache_over(views_of("cache", kept), length);
+  const Viewed out = run_forward(call, &cache, {});
+  give_back(stack, *out.tensor);
+}
+
+void layer_saved_bytes(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments arguments(stack);
+  const auto options = arguments.take<std::string>();
+  const auto device = arguments.take<int64_t>();
+  LayerShape shape;
+  shape.batch = arguments.take<int64_t>();
+  shape.q_len = arguments.take<int64_t>();
+  shape.kv_len = arguments.take<int64_t>();
+  shape.use = LayerUse::kTraining;
+  const Device on = device < 0 ? Device::cpu() : Device::cuda(static_cast<int>(device));
+  give_back(stack, static_cast<int64_t>(find_layer(options, shape, on)->saved_bytes()));
+}
+
+}  // namespace fovea::torch_ops
