@@ -38,10 +38,8 @@ void expect_within_twice(const std::vector<NamedTensor>& got, const std::vector<
   for (size_t n = 0; n < want.size(); ++n) {
     const Errors e = errors_of(got[n].view, want[n].view);
     const Errors twice = errors_of(plain[n].view, want[n].view);
-    // In f32 the CPU's sums, made in blocks, are better than the plain formula's.
-    const double ulps = got[n].view.dtype == DType::kF32 ? 4 : 1;
     const double ulp =
-        ulps * ulp_of(got[n].view.dtype) * std::max(largest(want[n].view), n < 2 ? 0.0 : scale);
+        ulp_of(got[n].view.dtype) * std::max(largest(want[n].view), n < 2 ? 0.0 : scale);
     EXPECT_LE(e.largest, 2 * twice.largest + ulp) << want[n].name;
     EXPECT_LE(e.rms, 1.5 * twice.rms + 0.25 * ulp) << want[n].name;
   }

@@ -1,11 +1,13 @@
 // Layers on a GPU under the 2x rule: the reference is the same layer in float64 on the same,
-// already rounded, values; the plain formula in the same dtype is the layer on the CPU.
+// already rounded, values; the plain formula in the same dtype is the layer on the CPU, without
+// what its instruction sets do for sums.
 #pragma once
 
 #include <stdexcept>
 #include <vector>
 
 #include "layer_on_device.h"
+#include "support/variable_scope.h"
 
 namespace fovea::test {
 
@@ -67,6 +69,13 @@ LayerPlan<Weights> plan_layer(LayerSample<Weights, Options> sample, DType dtype,
   return *plan;
 }
 
+// The plain formula: one product, one addition at a time.
+template <typename Weights, typename Options>
+LayerPlan<Weights> plan_plain(const LayerSample<Weights, Options>& sample, DType dtype) {
+  const VariableScope isa("FOVEA_ISA", "baseline");
+  return plan_layer(sample, dtype, Device::cpu());
+}
+
 template <typename Weights>
 Trial<Weights> trial_of(LayerPlan<Weights> plan, const LayerValues<Weights>& values,
                         TensorStore& store) {
@@ -99,7 +108,7 @@ void expect_layer_accurate(const LayerSample<Weights, Options>& sample) {
     const LayerValues<Weights> values(sample, narrow), exact_values(values, exact);
     auto got = trial_of(plan_layer(sample, dtype, Device::cuda(0)), values, narrow);
     LayerOnDevice<Weights>(got).run();
-    auto plain = trial_of(plan_layer(sample, dtype, Device::cpu()), values, narrow);
+    auto plain = trial_of(plan_plain(sample, dtype), values, narrow);
     auto want = trial_of(plan_layer(sample, DType::kF64, Device::cpu()), exact_values, exact);
     plain.run();
     want.run();

@@ -14,7 +14,7 @@ void expect_decode_accurate(LayerSample<Weights, Options> sample,
     TensorStore narrow(dtype), exact;
     const LayerValues<Weights> values(sample, narrow), exact_values(values, exact);
     auto want = trial_of(plan_layer(sample, DType::kF64, Device::cpu()), exact_values, exact);
-    auto plain = trial_of(plan_layer(sample, dtype, Device::cpu()), values, narrow);
+    auto plain = trial_of(plan_plain(sample, dtype), values, narrow);
     want.loss();
     plain.loss();
     sample.options.dtype = dtype;

@@ -1,9 +1,8 @@
 // f32, bf16 and f16 layers against the same layer in float64 on the same, already rounded, values;
 // on every instruction set of this machine, at sizes that cross the tiles of the products.
-#include <cstdlib>
-
 #include "backend/cpu/isa.h"
 #include "layers/layer_trial.h"
+#include "support/variable_scope.h"
 
 namespace fovea::test {
 namespace {
@@ -14,23 +13,6 @@ struct Precision {
 };
 constexpr Precision kPrecisions[] = {
     {DType::kF32, 2e-5}, {DType::kF16, 1e-2}, {DType::kBf16, 6e-2}};
-
-class IsaScope {
- public:
-  explicit IsaScope(const std::string& isa) {
-    const char* before = std::getenv("FOVEA_ISA");
-    had_ = before != nullptr;
-    if (had_) before_ = before;
-    setenv("FOVEA_ISA", isa.c_str(), 1);
-  }
-  ~IsaScope() { had_ ? setenv("FOVEA_ISA", before_.c_str(), 1) : unsetenv("FOVEA_ISA"); }
-  IsaScope(const IsaScope&) = delete;
-  IsaScope& operator=(const IsaScope&) = delete;
-
- private:
-  bool had_ = false;
-  std::string before_;
-};
 
 // Gradients that cancel (a bias of k has none at all) are held to the scale of the others.
 void expect_close(const std::string& name, const TensorView& got, const TensorView& want,
@@ -72,7 +54,7 @@ void compare(Options options, const LayerShape& shape,
     want.run();
     for (const std::string& isa : cpu_isas()) {
       SCOPED_TRACE(isa);
-      const IsaScope scope(isa);
+      const VariableScope scope("FOVEA_ISA", isa);
       auto plan = plan_of(precision.dtype);
       ASSERT_TRUE(plan.ok()) << plan.status().message();
       Trial<Weights> got(*plan, narrow, in, w);
