@@ -13,7 +13,7 @@ struct ForwardArguments {
   bool vector_qk;  // rows of q and k begin on 16 bytes and dim_qk is a multiple of 8
   bool vector_v;   // the same of v
   bool vector_out;
-  bool whole_rows;  // of k and v: vectors bring them, and their dims are the kernel's
+  bool whole_rows;  // of q, k and v: vectors bring them, and their dims are the kernel's
   int batch;
   bool longest_first;   // tiles of rows in the order of their work over all heads, not head by head
   bool tiles_of_heads;  // no tile holds rows of two heads
