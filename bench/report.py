@@ -36,12 +36,12 @@ def geometric_mean(values):
 BEST = "best peer"  # of each case: whoever was fastest there
 
 
-def ratios(rows):
-    """Time of each peer over fovea's on the same case: {(peer, dtype, pass): [(ratio, row), ...]}."""
+def ratios(rows, field="ms"):
+    """A figure of each peer over fovea's on the same case: {(peer, dtype, pass): [(ratio, row), ...]}."""
     key = lambda row: (row["suite"], row["case"], row["pass"])
     ours, theirs = {}, {}
     for row in rows:
-        if not row["ms"]:
+        if not row[field]:
             continue
         if row["impl"].startswith("fovea-"):
             ours.setdefault(key(row), row)  # the engine under test comes first, fovea-reference after
@@ -53,11 +53,11 @@ def ratios(rows):
         own = ours.get(place)
         if own is None:
             continue
-        compared = [(row["impl"], row["ms"]) for row in peers]
+        compared = [(row["impl"], row[field]) for row in peers]
         if several:
-            compared.append((BEST, min(row["ms"] for row in peers)))
-        for impl, ms in compared:
-            groups.setdefault((impl, own["dtype"], own["pass"]), []).append((ms / own["ms"], own))
+            compared.append((BEST, min(row[field] for row in peers)))
+        for impl, figure in compared:
+            groups.setdefault((impl, own["dtype"], own["pass"]), []).append((figure / own[field], own))
     return groups
 
 
@@ -82,22 +82,33 @@ def result_table(path, result):
     engines = sorted({row["impl"] for row in rows if row["impl"].startswith("fovea-")})
     facts = [" and ".join(engines)] + machine_facts(result["machine"])
     facts += [result["date"][:10], f"commit `{result['commit'][:12]}`"]
+    titles = ["peer", "dtype", "pass", "cases", "peer time / fovea time, geometric mean", "worst case",
+              "best TFLOP/s of fovea"]
+    # Of layers on a GPU, whose allocator tells exactly what was taken beside inputs and outputs.
+    layers = result["machine"].get("gpu") and any(row.get("layer") for row in rows)
+    memory = ratios(rows, "mem_bytes") if layers else None
+    if memory is not None:
+        titles.append("peer's extra memory / fovea's, geometric mean")
     lines = [
         f"**{', '.join(suites)}**: " * bool(suites)
         + f"{', '.join(facts)} ([data]({path.relative_to(ROOT).as_posix()}))",
         "",
-        "| peer | dtype | pass | cases | peer time / fovea time, geometric mean | worst case | best TFLOP/s of fovea |",
-        "|---|---|---|---|---|---|---|",
+        "| " + " | ".join(titles) + " |",
+        "|---" * len(titles) + "|",
     ]
     # The best peer last of all, the forward pass before the backward.
     order = lambda item: (item[0][0] == BEST, item[0][0], item[0][1], item[0][2] != "fwd")
     for (peer, dtype, name), pairs in sorted(ratios(rows).items(), key=order):
         values = [value for value, _ in pairs]
         best = max((own["tflops"] or 0) for _, own in pairs)
-        lines.append(
+        line = (
             f"| {peer} | {dtype} | {name} | {len(values)} | {geometric_mean(values):.2f} "
             f"| {min(values):.2f} | {best:.3g} |"
         )
+        if memory is not None:
+            shares = [value for value, _ in memory.get((peer, dtype, name), [])]
+            line += f" {geometric_mean(shares):.2f} |" if shares else " - |"
+        lines.append(line)
     wrong = [row for row in rows if row["impl"].startswith("fovea-") and row["ok"] is False]
     if wrong:
         lines += ["", f"{len(wrong)} of fovea's rows failed their accuracy check."]

@@ -21,3 +21,30 @@ if(FOVEA_CUDA STREQUAL "AUTO" OR FOVEA_CUDA)
   endif()
 endif()
 message(STATUS "fovea: CUDA engines ${fovea_with_cuda}")
+
+# How the library's CUDA files are compiled.
+function(fovea_compile_cuda library)
+  target_include_directories(${library} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include
+                                                ${CUDAToolkit_INCLUDE_DIRS})
+  # CMake before 3.25.2 does not know how nvcc 13 is asked for C++20.
+  set_target_properties(${library} PROPERTIES CUDA_STANDARD_REQUIRED OFF)
+  target_compile_options(${library} PRIVATE
+    $<$<COMPILE_LANGUAGE:CUDA>:--std=c++20 --expt-relaxed-constexpr -lineinfo
+                               -Xptxas=--warn-on-spills,--warning-as-error>
+    $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wno-restrict>)
+endfunction()
+
+# Layers on a GPU multiply by cuBLASLt, which is loaded when they run: only its header is built with. The
+# toolkit has it, or the Python package nvidia-cublas in .venv (./run setup).
+if(fovea_with_cuda)
+  file(GLOB fovea_cublas_packages
+       ${PROJECT_SOURCE_DIR}/.venv/lib/python3*/site-packages/nvidia/cu${CUDAToolkit_VERSION_MAJOR}/include)
+  find_path(FOVEA_CUBLASLT_INCLUDE cublasLt.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ${fovea_cublas_packages}
+            NO_DEFAULT_PATH DOC "The folder of cublasLt.h, for layers on a GPU")
+  if(FOVEA_CUBLASLT_INCLUDE)
+    message(STATUS "fovea: layers on a GPU ON, with ${FOVEA_CUBLASLT_INCLUDE}/cublasLt.h")
+  else()
+    message(STATUS "fovea: layers on a GPU OFF: cublasLt.h was found neither in the CUDA toolkit nor in .venv "
+                   "(./run setup installs it)")
+  endif()
+endif()

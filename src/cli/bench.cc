@@ -4,6 +4,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <regex>
+#include <set>
 
 #include "backend/cuda/device.h"
 #include "cli/bench_case.h"
@@ -11,12 +12,13 @@
 #include "cli/cost.h"
 #include "cli/cuda/contender.h"
 #include "cli/device_name.h"
-#include "cli/peer_choice.h"
+#include "cli/layer_contender.h"
 #include "cli/progress.h"
 #include "cli/suite.h"
 #include "cli/summary.h"
 #include "cli/table.h"
 #include "harness/accuracy.h"
+#include "harness/layer_weights.h"
 #include "plan/device.h"
 
 namespace fovea::cli {
@@ -82,7 +84,9 @@ Result<std::vector<BenchCase>> cases_of_suites(const BenchOptions& options, Devi
     if (options.list) {
       std::printf("%s: %zu cases, %s\n", name.c_str(), suite->cases.size(), suite->about.c_str());
     }
-    for (harness::Case& c : suite->cases) cases.push_back({name, format_case(c), std::move(c)});
+    for (harness::AnyCase& c : suite->cases) {
+      cases.push_back({name, harness::format_case(c), std::move(c)});
+    }
   }
   return cases;
 }
@@ -90,13 +94,21 @@ Result<std::vector<BenchCase>> cases_of_suites(const BenchOptions& options, Devi
 Result<std::vector<BenchCase>> cases_of_options(const BenchOptions& options) {
   std::vector<BenchCase> cases;
   for (const std::string& text : options.cases) {
-    Result<harness::Case> c = harness::parse_case(text);
+    Result<harness::AnyCase> c = harness::parse_any_case(text);
     if (!c.ok()) {
       return Status(c.status().code(), "--case \"" + text + "\": " + c.status().message());
     }
-    cases.push_back({"", format_case(*c), std::move(*c)});
+    cases.push_back({"", harness::format_case(*c), std::move(*c)});
   }
   return cases;
+}
+
+// What is wrong with a case, or with the wish for that backend or device; fine where it is planned.
+Status plan_status(const harness::AnyCase& c, Device device, const PlanOptions& options) {
+  if (const auto* layer = std::get_if<harness::LayerCase>(&c)) {
+    return PlannedLayer::make(*layer, device, options).status();
+  }
+  return make_plan(std::get<harness::Case>(c).problem, device, options).status();
 }
 
 // Cases by --case and --suite, those that --filter keeps, every one a problem that is right in
@@ -126,31 +138,44 @@ Result<std::vector<BenchCase>> select_cases(const BenchOptions& options, Device 
                                                     std::to_string(all->size()) + " cases");
   }
   for (const BenchCase& c : kept) {
-    const Result<Plan> plan = make_plan(c.one_case.problem, device,
-                                        {.backend = options.backend, .threads = options.threads});
-    if (!plan.ok() && plan.status().code() == StatusCode::kInvalidArgument) {
-      return Status(StatusCode::kInvalidArgument,
-                    "case \"" + c.text + "\": " + plan.status().message());
+    const Status planned =
+        plan_status(c.one_case, device, {.backend = options.backend, .threads = options.threads});
+    if (planned.code() == StatusCode::kInvalidArgument) {
+      return Status(StatusCode::kInvalidArgument, "case \"" + c.text + "\": " + planned.message());
     }
   }
   return kept;
 }
 
-// Seconds, very roughly: for the progress bar alone.
-double expected_work(const harness::Case& c, Pass pass, const BenchSetup& setup) {
-  const AttentionProblem& p = c.problem;
+double operator_flops(const AttentionProblem& p, Pass pass) {
   const double all_pairs = static_cast<double>(p.batch * p.head_q) * static_cast<double>(p.q_len) *
                            static_cast<double>(p.kv_len);
   const double pairs = p.mask.right == 0 && p.q_len == p.kv_len ? all_pairs / 2 : all_pairs;
+  return flops(p, pairs, pass);
+}
+
+double layer_flops(const harness::LayerCase& c, BenchPass pass) {
+  const double tokens = static_cast<double>(c.batch * c.q_len);
+  const double attention = tokens * static_cast<double>(c.q_len * c.head_q * c.head_dim);
+  return 2 * (tokens * weight_macs(c) + attention) * (pass == BenchPass::kForward ? 1 : 3);
+}
+
+// Seconds, very roughly: for the progress bar alone.
+double expected_work(const harness::AnyCase& c, BenchPass pass, const BenchSetup& setup) {
+  const auto* layer = std::get_if<harness::LayerCase>(&c);
+  const double work = layer != nullptr
+                          ? layer_flops(*layer, pass)
+                          : operator_flops(std::get<harness::Case>(c).problem, operator_pass(pass));
   const double rate = is_gpu(setup.device.device) ? kGpuRate : kCpuRate;
-  return 1.5 + setup.timing.min_rounds * flops(p, pairs, pass) / rate;
+  return 1.5 + setup.timing.min_rounds * work / rate;
 }
 
 double expected_work(const std::vector<BenchCase>& cases, const BenchSetup& setup) {
   double work = 0;
   for (const BenchCase& c : cases) {
-    if (c.one_case.forward) work += expected_work(c.one_case, Pass::kForward, setup);
-    if (c.one_case.backward) work += expected_work(c.one_case, Pass::kBackward, setup);
+    for (const BenchPass pass : passes_of(c.one_case)) {
+      work += expected_work(c.one_case, pass, setup);
+    }
   }
   return work;
 }
@@ -170,8 +195,10 @@ bool run_cases(const std::vector<BenchCase>& cases, BenchSetup& setup, const std
   bool good = true;
   for (const BenchCase& c : cases) {
     const BenchObserver observer{
-        [&](Pass pass) { progress.begin_step(std::string(pass_text(pass)) + " of " + c.text); },
-        [&](Pass pass, const std::string& outcome) {
+        [&](BenchPass pass) {
+          progress.begin_step(std::string(pass_text(pass)) + " of " + c.text);
+        },
+        [&](BenchPass pass, const std::string& outcome) {
           progress.end_step(expected_work(c.one_case, pass, setup), outcome);
         }};
     const Status done = bench_case(c, setup, observer, results.rows, results.skipped);
@@ -202,9 +229,24 @@ BenchSetup setup_of(const BenchOptions& options, const DeviceInfo& device, int t
   return setup;
 }
 
+// The engines of torch that were asked for and that some case has a use for.
+std::set<std::string> needed_engines(const std::vector<BenchCase>& cases,
+                                     const TorchEngines& engines) {
+  std::set<std::string> needed;
+  for (const BenchCase& c : cases) {
+    const auto* layer = std::get_if<harness::LayerCase>(&c.one_case);
+    for (const std::string& engine : layer ? engines.of(*layer) : engines.of_operator) {
+      needed.insert(engine);
+    }
+  }
+  return needed;
+}
+
 // Starts torch where a peer of it was asked for. Without it the benchmark goes on, and says so.
-std::unique_ptr<TorchPeer> start_torch(BenchSetup& setup, Results& results) {
-  if (setup.torch_backends.empty()) return nullptr;
+std::unique_ptr<TorchPeer> start_torch(const std::vector<BenchCase>& cases, BenchSetup& setup,
+                                       Results& results) {
+  const std::set<std::string> engines = needed_engines(cases, setup.torch_engines);
+  if (engines.empty()) return nullptr;
   Result<std::unique_ptr<TorchPeer>> started = TorchPeer::start(setup.device.device, setup.threads);
   if (started.ok()) {
     setup.torch = started->get();
@@ -212,8 +254,8 @@ std::unique_ptr<TorchPeer> start_torch(BenchSetup& setup, Results& results) {
     return std::move(*started);
   }
   const std::string& why = started.status().message();
-  for (const std::string& backend : setup.torch_backends) {
-    results.skipped.push_back({"torch-" + backend, why, ""});
+  for (const std::string& engine : engines) {
+    results.skipped.push_back({"torch-" + engine, why, ""});
   }
   std::fprintf(stderr, "bench: torch is skipped: %s\n", why.c_str());
   return nullptr;
@@ -261,7 +303,7 @@ int run_bench(const BenchOptions& options) {
   results.date = date_now();
   BenchSetup setup = setup_of(options, *device, host->threads);
   setup.reference_peer = peers->reference;
-  setup.torch_backends = peers->torch;
+  setup.torch_engines = peers->torch;
 
   GpuWatch watch(is_gpu(device->device) ? cuda_bus_id(device->device) : "");
   if (is_gpu(device->device)) {
@@ -273,7 +315,7 @@ int run_bench(const BenchOptions& options) {
                  results.machine.load);
   }
 
-  std::unique_ptr<TorchPeer> torch = start_torch(setup, results);
+  std::unique_ptr<TorchPeer> torch = start_torch(*cases, setup, results);
   const bool good = run_cases(*cases, setup, options.json_path, results);
   torch.reset();
   results.gpu_state = watch.typical();

@@ -1,5 +1,5 @@
-// Measures one case on one device: fovea's plan and every peer that takes it, checked against the
-// oracle and then timed side by side.
+// Measures one case on one device: fovea and every peer that takes it, checked against the oracle
+// and then timed side by side.
 #pragma once
 
 #include <functional>
@@ -9,8 +9,10 @@
 
 #include "cli/gpu_state.h"
 #include "cli/peer.h"
+#include "cli/peer_choice.h"
 #include "cli/results.h"
 #include "cli/timing.h"
+#include "harness/layer_case.h"
 #include "plan/device.h"
 
 namespace fovea::cli {
@@ -18,7 +20,7 @@ namespace fovea::cli {
 struct BenchCase {
   std::string suite;
   std::string text;
-  harness::Case one_case;
+  harness::AnyCase one_case;
 };
 
 struct BenchSetup {
@@ -29,16 +31,23 @@ struct BenchSetup {
   double check_cost = 0;  // multiply-adds the oracle may spend on one check
   bool reference_peer = false;
   TorchPeer* torch = nullptr;  // null: not asked for, or not to be had
-  std::vector<std::string> torch_backends;
+  TorchEngines torch_engines;
   TimingSettings timing;
   GpuWatch* watch = nullptr;                     // with a GPU
   std::map<DType, std::optional<double>> peaks;  // measured on first use
 };
 
+bool on_gpu(const BenchSetup& setup);
+
+// Whether peers get a case's tensors, which take so many bytes. On the CPU everybody always does.
+TorchPeer::Inputs inputs_for(const BenchSetup& setup, size_t bytes);
+
+std::vector<BenchPass> passes_of(const harness::AnyCase& c);
+
 // Told at the start and the end of each pass.
 struct BenchObserver {
-  std::function<void(Pass)> begin;
-  std::function<void(Pass, const std::string& outcome)> end;
+  std::function<void(BenchPass)> begin;
+  std::function<void(BenchPass, const std::string& outcome)> end;
 };
 
 // Rows in the order subject, peers for each pass; what could not be measured goes to skipped. Fails

@@ -17,12 +17,12 @@ size_t workspace_needed(const Plan& plan, bool backward) {
 FoveaContender::FoveaContender(Plan plan, harness::CaseTensors& tensors, bool backward)
     : plan_(std::move(plan)), tensors_(tensors), workspace_(workspace_needed(plan_, backward)) {}
 
-Status FoveaContender::produce(Pass pass) {
-  if (pass == Pass::kForward) return plan_.forward(tensors_.forward(), workspace_.view());
+Status FoveaContender::produce(BenchPass pass) {
+  if (pass == BenchPass::kForward) return plan_.forward(tensors_.forward(), workspace_.view());
   return plan_.backward(tensors_.backward(), workspace_.view());
 }
 
-Result<double> FoveaContender::sample(Pass pass, int repeats, WarmRun warm) {
+Result<double> FoveaContender::sample(BenchPass pass, int repeats, WarmRun warm) {
   if (warm == WarmRun::kUncounted) {
     if (Status done = produce(pass); !done.ok()) return done;
   }
@@ -33,8 +33,8 @@ Result<double> FoveaContender::sample(Pass pass, int repeats, WarmRun warm) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-std::optional<int64_t> FoveaContender::memory_bytes(Pass pass) {
-  return static_cast<int64_t>(plan_.workspace_bytes(pass));
+std::optional<int64_t> FoveaContender::memory_bytes(BenchPass pass) {
+  return static_cast<int64_t>(plan_.workspace_bytes(operator_pass(pass)));
 }
 
 }  // namespace fovea::cli

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "cli/bench_pass.h"
 #include "fovea/plan.h"
 #include "harness/tensors.h"
 
@@ -21,21 +22,21 @@ class Contender {
   // Seconds that `repeats` runs took together. With kUncounted one more run comes first, which
   // brings this contender's data back into the caches and its threads out of sleep.
   enum class WarmRun { kNone, kUncounted };
-  virtual Result<double> sample(Pass pass, int repeats, WarmRun warm) = 0;
+  virtual Result<double> sample(BenchPass pass, int repeats, WarmRun warm) = 0;
 
   // How its last samples of a pass were taken: "host" by the host's clock, "graph" by a GPU's
   // around replays of a graph, "eager" by a GPU's around calls one by one.
-  virtual const char* timing(Pass) const { return "host"; }
+  virtual const char* timing(BenchPass) const { return "host"; }
 
   // Leaves the pass's outputs in the tensors of the case.
-  virtual Status produce(Pass pass) = 0;
+  virtual Status produce(BenchPass pass) = 0;
   virtual bool gives_lse() const = 0;
 
   // False where it works on inputs of its own: like the case's, but not to be held to its oracle.
   virtual bool comparable() const { return true; }
 
   // Beyond inputs and outputs; nothing when it cannot be told.
-  virtual std::optional<int64_t> memory_bytes(Pass pass) = 0;
+  virtual std::optional<int64_t> memory_bytes(BenchPass pass) = 0;
 };
 
 // A plan of this library on the CPU. The tensors must outlive it; backward reads the out and lse
@@ -46,10 +47,10 @@ class FoveaContender : public Contender {
 
   std::string impl() const override { return "fovea-" + plan_.backend(); }
   std::string kernel() const override { return plan_.kernel(); }
-  Result<double> sample(Pass pass, int repeats, WarmRun warm) override;
-  Status produce(Pass pass) override;
+  Result<double> sample(BenchPass pass, int repeats, WarmRun warm) override;
+  Status produce(BenchPass pass) override;
   bool gives_lse() const override { return true; }
-  std::optional<int64_t> memory_bytes(Pass pass) override;
+  std::optional<int64_t> memory_bytes(BenchPass pass) override;
 
  private:
   Plan plan_;

@@ -20,6 +20,15 @@ A case is one line of key=value words, all optional but q and d:
   data=normal|spiky|large_logits|constant|tiny|outlier_channels    seed=N
 )";
 
+constexpr const char* kLayerHelp = R"(
+With layer it is a whole layer, causal; q and e must be given:
+  layer=mha|self|gqa|mqa|latent|ccgqa       preset=hydra|zaya (ccgqa)
+  b hq hkv q d e           as above, and the model's width
+                           (hkv=hq d=e/hq when left out, ccgqa: d=e/(4*hq))
+  dtype=f32|f16|bf16       pass=fwd|fwd+bwd|fwd,fwd+bwd
+  position=rope|none       seed=N
+)";
+
 using Command = std::function<int()>;
 
 constexpr const char* kRunningMaxHelp =
@@ -85,10 +94,14 @@ void add_bench(CLI::App& app, BenchOptions& options, bool& no_check, Command& ch
   command->add_option("--filter", options.filter,
                       "Keep the cases whose \"suite case\" text matches this regular expression");
   command
-      ->add_option("--peers", options.peers,
-                   "Measure these too, separated by commas: torch (the default); on a GPU that is "
-                   "torch-flash,torch-cudnn,torch-efficient; on the CPU torch-cpu, beside which "
-                   "there is reference; or none")
+      ->add_option(
+          "--peers", options.peers,
+          "Measure these too, separated by commas: torch (the default), which is "
+          "torch-flash,torch-cudnn,torch-efficient on a GPU and torch-cpu on the CPU; "
+          "reference, on the CPU; or none. Of layers torch is "
+          "torch-flash,torch-cudnn,torch-eager,torch-compile on a GPU; on the CPU "
+          "torch-cpu, and torch-compile only by its name; beside ccgqa also the gqa layer: "
+          "torch-gqa-flash,torch-gqa-cudnn or torch-gqa-cpu")
       ->delimiter(',');
   command->add_option("--device", options.device,
                       "Where to measure: cpu, cuda (the first GPU) or cuda:N; otherwise the first "
@@ -123,8 +136,9 @@ void add_bench(CLI::App& app, BenchOptions& options, bool& no_check, Command& ch
           "  fovea bench --quick\n"
           "  fovea bench --device cpu --suite cpu --json cpu.json\n"
           "  fovea bench --suite gpu-small --peers torch-flash,torch-cudnn\n"
+          "  fovea bench --suite ccgqa\n"
           "  fovea bench --case \"b=2 hq=16 hkv=4 q=2048 d=128 dtype=bf16 mask=causal ") +
-      "pass=fwd,bwd\"\n" + kCaseHelp);
+      "pass=fwd,bwd\"\n" + kCaseHelp + kLayerHelp);
   command->callback([&] {
     options.check = !no_check;
     if (options.peers.empty()) options.peers = {"torch"};

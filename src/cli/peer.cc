@@ -3,13 +3,13 @@
 
 #include <unistd.h>
 
-#include <array>
 #include <cstdlib>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
-#include <tuple>
 
 #include "base/refusal.h"
+#include "cli/peer_case.h"
 #include "cli/peer_tensors.h"
 #include "cli/timing.h"
 
@@ -41,10 +41,10 @@ Result<std::string> find_script() {
   places.emplace_back(fs::path(FOVEA_SOURCE_DIR) / "bench/peers");
   places.emplace_back("bench/peers");
   for (const fs::path& place : places) {
-    const fs::path script = place / "torch_sdpa.py";
+    const fs::path script = place / "torch_worker.py";
     if (fs::exists(script)) return script.string();
   }
-  return failed("bench/peers/torch_sdpa.py is not in the source tree, FOVEA_BENCH_DIR or here");
+  return failed("bench/peers/torch_worker.py is not in the source tree, FOVEA_BENCH_DIR or here");
 }
 
 Result<fs::path> make_folder() {
@@ -72,54 +72,24 @@ Result<Json> ask(ChildProcess& process, const Json& request, int seconds) {
   return answer;
 }
 
-const char* pass_name(Pass pass) { return pass == Pass::kForward ? "fwd" : "bwd"; }
-
-// What scaled_dot_product_attention has no argument for; empty where it can say the case.
-std::string inexpressible(const harness::Case& c) {
-  const AttentionProblem& p = c.problem;
-  if (p.softcap > 0) return "softcap";
-  if (has(p.features, Feature::kSink)) return "sink";
-  if (has(p.features, Feature::kKeyLengths)) return "key lengths";
-  if (p.layout == Layout::kPacked) return "packed layout";
-  if (p.dropout > 0) return "dropout that fovea would draw alike";
-  if (c.want_dlse) return "gradient of lse";
-  if (c.want_dbias) return "gradient of the bias asked for here";
-  return {};
-}
-
-Json describe(const harness::Case& c) {
-  const AttentionProblem& p = c.problem;
-  return {{"b", p.batch},
-          {"hq", p.head_q},
-          {"hkv", p.head_kv},
-          {"q", p.q_len},
-          {"kv", p.kv_len},
-          {"left", p.mask.left},
-          {"right", p.mask.right},
-          {"prefix", p.mask.prefix},
-          {"scale", p.scale ? Json(*p.scale) : Json()},
-          {"alibi", has(p.features, Feature::kAlibi)},
-          {"tf32", p.tf32 == Tf32::kAllowed},
-          {"seed", c.seed}};
-}
-
 }  // namespace
 
 class TorchContender : public Contender {
  public:
-  TorchContender(TorchPeer& peer, std::string backend, std::string kernel)
-      : peer_(peer), backend_(std::move(backend)), kernel_(std::move(kernel)) {}
+  // `same`: it computes what fovea does, and not another layer in its place.
+  TorchContender(TorchPeer& peer, std::string backend, std::string kernel, bool same)
+      : peer_(peer), backend_(std::move(backend)), kernel_(std::move(kernel)), same_(same) {}
 
   std::string impl() const override { return "torch-" + backend_; }
   std::string kernel() const override { return kernel_; }
   bool gives_lse() const override { return false; }
-  bool comparable() const override { return peer_.inputs_ == TorchPeer::Inputs::kSame; }
-  const char* timing(Pass pass) const override {
+  bool comparable() const override { return same_ && peer_.inputs_ == TorchPeer::Inputs::kSame; }
+  const char* timing(BenchPass pass) const override {
     if (peer_.device_.type == DeviceType::kCpu) return "host";
-    return eager_[index_of(pass)] ? "eager" : "graph";
+    return eager_.at(pass) ? "eager" : "graph";
   }
 
-  Result<double> sample(Pass pass, int repeats, WarmRun warm) override {
+  Result<double> sample(BenchPass pass, int repeats, WarmRun warm) override {
     Json asked = request("sample", pass);
     double share = 1;
     if (peer_.device_.type == DeviceType::kCpu) {
@@ -134,39 +104,35 @@ class TorchContender : public Contender {
     }
     const Result<Json> answer = ask(*peer_.process_, asked, kAnswerSeconds);
     if (!answer.ok()) return answer.status();
-    eager_[index_of(pass)] = answer->value("eager", false);
+    eager_[pass] = answer->value("eager", false);
     return answer->at("seconds").get<double>() * share;
   }
 
-  Status produce(Pass pass) override {
+  Status produce(BenchPass pass) override {
     Json asked = request("outputs", pass);
     asked["dir"] = peer_.folder_.string();
     const Result<Json> answer = ask(*peer_.process_, asked, kAnswerSeconds);
     if (!answer.ok()) return answer.status();
-    const BackwardTensors& t = peer_.tensors_->backward();
-    if (pass == Pass::kForward) return take("out", peer_.tensors_->forward().out);
-    for (const auto& [name, view] : {std::pair("dq", t.dq), {"dk", t.dk}, {"dv", t.dv}}) {
-      if (Status done = take(name, view); !done.ok()) return done;
+    for (const PeerTensor& output : peer_.case_->outputs(pass)) {
+      if (Status done = take(output); !done.ok()) return done;
     }
     return {};
   }
 
-  std::optional<int64_t> memory_bytes(Pass pass) override {
+  std::optional<int64_t> memory_bytes(BenchPass pass) override {
     const Result<Json> answer = ask(*peer_.process_, request("memory", pass), kAnswerSeconds);
     if (!answer.ok() || !answer->at("bytes").is_number()) return std::nullopt;
     return answer->at("bytes").get<int64_t>();
   }
 
  private:
-  static size_t index_of(Pass pass) { return pass == Pass::kForward ? 0 : 1; }
-
-  Json request(const char* command, Pass pass) const {
-    return {{"cmd", command}, {"backend", backend_}, {"pass", pass_name(pass)}};
+  Json request(const char* command, BenchPass pass) const {
+    return {{"cmd", command}, {"backend", backend_}, {"pass", pass_text(pass)}};
   }
 
-  Status take(const char* name, const TensorView& view) {
-    const fs::path path = peer_.folder_ / (std::string(name) + ".bin");
-    Status done = read_tensor(path, view);
+  Status take(const PeerTensor& output) {
+    const fs::path path = peer_.folder_ / (output.name + ".bin");
+    Status done = read_tensor(path, output.view);
     std::error_code ignored;
     fs::remove(path, ignored);
     return done;
@@ -175,7 +141,8 @@ class TorchContender : public Contender {
   TorchPeer& peer_;
   std::string backend_;
   std::string kernel_;
-  std::array<bool, 2> eager_{};  // by pass: the last sample was not of a graph
+  bool same_;
+  std::map<BenchPass, bool> eager_;  // the last sample was not of a graph
 };
 
 Result<std::unique_ptr<TorchPeer>> TorchPeer::start(Device device, int threads) {
@@ -206,39 +173,33 @@ Result<std::unique_ptr<TorchPeer>> TorchPeer::start(Device device, int threads) 
   return peer;
 }
 
+TorchPeer::TorchPeer() = default;
+
 TorchPeer::~TorchPeer() {
   process_.reset();
   std::error_code ignored;
   if (!folder_.empty()) fs::remove_all(folder_, ignored);
 }
 
-Status TorchPeer::load(const harness::Case& c, harness::CaseTensors& tensors, Inputs inputs) {
-  if (const std::string feature = inexpressible(c); !feature.empty()) {
-    return failed("scaled_dot_product_attention has no " + feature);
-  }
-  tensors_ = &tensors;
+Status TorchPeer::load(PeerCase peer_case, Inputs inputs) {
+  case_ = std::make_unique<PeerCase>(std::move(peer_case));
   inputs_ = inputs;
-  const AttentionInputs& in = tensors.forward();
-  // Those that may be drawn there, by their distribution, and one that is computed and small.
-  std::vector<std::tuple<const char*, TensorView, const char*>> given = {
-      {"q", in.q, "normal"},     {"k", in.k, "normal"},
-      {"v", in.v, "normal"},     {"bias", in.bias, "normal"},
-      {"mask", in.mask, "mask"}, {"alibi_slopes", in.alibi_slopes, nullptr}};
-  if (c.backward) given.emplace_back("dout", tensors.backward().dout, "normal");
   Json sent = Json::object();
-  for (const auto& [name, view, distribution] : given) {
-    if (!view.given()) continue;
-    if (inputs == Inputs::kOwn && distribution != nullptr) {
-      sent[name] = describe_tensor(view);
-      sent[name]["draw"] = distribution;
+  for (const PeerInput& input : case_->inputs) {
+    if (!input.view.given()) continue;
+    if (inputs == Inputs::kOwn && !input.distribution.empty()) {
+      sent[input.name] = describe_tensor(input.view);
+      sent[input.name]["draw"] = input.distribution;
+      sent[input.name]["deviation"] = input.deviation;
       continue;
     }
-    Result<Json> file = write_tensor(view, folder_ / (std::string(name) + ".bin"));
+    Result<Json> file = write_tensor(input.view, folder_ / (input.name + ".bin"));
     if (!file.ok()) return file.status();
-    sent[name] = std::move(*file);
+    sent[input.name] = std::move(*file);
   }
   const Result<Json> answer =
-      ask(*process_, {{"cmd", "load"}, {"case", describe(c)}, {"tensors", sent}}, kAnswerSeconds);
+      ask(*process_, {{"cmd", "load"}, {"case", case_->description}, {"tensors", sent}},
+          kAnswerSeconds);
   for (const auto& item : sent.items()) {
     std::error_code ignored;
     if (item.value().contains("file")) {
@@ -252,8 +213,8 @@ Result<std::unique_ptr<Contender>> TorchPeer::open(const std::string& backend) {
   const Result<Json> answer =
       ask(*process_, {{"cmd", "open"}, {"backend", backend}}, kAnswerSeconds);
   if (!answer.ok()) return answer.status();
-  return std::unique_ptr<Contender>(
-      std::make_unique<TorchContender>(*this, backend, answer->value("kernel", "sdpa")));
+  return std::unique_ptr<Contender>(std::make_unique<TorchContender>(
+      *this, backend, answer->value("kernel", "torch"), answer->value("same", true)));
 }
 
 }  // namespace fovea::cli

@@ -1,6 +1,7 @@
 // Raw files of tensors.
 #include "cli/peer_tensors.h"
 
+#include <array>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -46,12 +47,17 @@ Result<Json> write_tensor(const TensorView& t, const fs::path& path) {
 
 Status read_tensor(const fs::path& path, const TensorView& t) {
   const int64_t bytes = dtype_bytes(t.dtype);
+  std::array<int64_t, 4> sizes{1, 1, 1, 1}, strides{};
+  for (size_t i = 0, rank = static_cast<size_t>(t.rank); i < rank; ++i) {
+    sizes[4 - rank + i] = t.sizes[i];
+    strides[4 - rank + i] = t.strides[i];
+  }
   std::ifstream file(path, std::ios::binary);
-  for (int64_t b = 0; b < t.sizes[0]; ++b) {
-    for (int64_t i = 0; i < t.sizes[1]; ++i) {
-      for (int64_t h = 0; h < t.sizes[2]; ++h) {
-        const int64_t at = b * t.strides[0] + i * t.strides[1] + h * t.strides[2];
-        file.read(static_cast<char*>(t.data) + at * bytes, t.sizes[3] * bytes);
+  for (int64_t a = 0; a < sizes[0]; ++a) {
+    for (int64_t b = 0; b < sizes[1]; ++b) {
+      for (int64_t c = 0; c < sizes[2]; ++c) {
+        const int64_t at = a * strides[0] + b * strides[1] + c * strides[2];
+        file.read(static_cast<char*>(t.data) + at * bytes, sizes[3] * bytes);
       }
     }
   }

@@ -17,7 +17,7 @@ nlohmann::json describe_tensor(const TensorView& tensor);
 // The same with the "file" that its memory was written to.
 Result<nlohmann::json> write_tensor(const TensorView& tensor, const std::filesystem::path& path);
 
-// Fills a [batch, len, head, dim] view of any strides from dense bytes.
+// Fills a view whose last stride is 1 from dense bytes.
 Status read_tensor(const std::filesystem::path& path, const TensorView& tensor);
 
 }  // namespace fovea::cli

@@ -40,12 +40,14 @@ Json to_json(const Machine& m, const Results& r) {
 }
 
 Json to_json(const Row& row) {
-  const AttentionProblem& p = row.one_case.problem;
+  const AttentionProblem& p = row.problem;
   return {{"suite", row.suite},
           {"case", row.case_text},
           {"impl", row.impl},
           {"kernel", row.kernel},
           {"pass", pass_text(row.pass)},
+          {"layer", or_null(row.layer)},
+          {"e", row.layer.empty() ? Json() : Json(row.embed_dim)},
           {"dtype", dtype_name(p.dtype)},
           {"b", p.batch},
           {"hq", p.head_q},
@@ -73,8 +75,6 @@ std::string side_text(int64_t keys) {
 }
 
 }  // namespace
-
-const char* pass_text(Pass pass) { return pass == Pass::kForward ? "fwd" : "bwd"; }
 
 std::string mask_text(const Mask& mask) {
   std::string text = "window:" + side_text(mask.left) + ":" + side_text(mask.right);

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "cli/bench_pass.h"
 #include "cli/gpu_state.h"
 #include "cli/machine.h"
 #include "fovea/plan.h"
-#include "harness/case.h"
 
 namespace fovea::cli {
 
@@ -18,8 +18,10 @@ namespace fovea::cli {
 struct Row {
   std::string suite;
   std::string case_text;
-  harness::Case one_case;
-  Pass pass = Pass::kForward;
+  AttentionProblem problem;  // the operator's, within a layer too
+  std::string layer;         // "ccgqa"; empty: the operator alone
+  int64_t embed_dim = 0;     // of a layer
+  BenchPass pass = BenchPass::kForward;
   std::string impl;
   std::string kernel;
   std::string timing;  // by which clock: "host", "graph" or "eager" (contender.h)
@@ -56,7 +58,6 @@ struct Results {
   std::vector<Skipped> skipped;
 };
 
-const char* pass_text(Pass pass);                         // "fwd", "bwd"
 std::string mask_text(const Mask& mask);                  // "causal", "window:128:0 prefix=16"
 std::string heads_text(const AttentionProblem& problem);  // "16/4"
 

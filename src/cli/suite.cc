@@ -77,7 +77,7 @@ Result<Suite> parse_suite(const Json& json) {
     const Result<std::vector<std::string>> texts = unroll(entry);
     if (!texts.ok()) return texts.status();
     for (const std::string& text : *texts) {
-      Result<harness::Case> one = harness::parse_case(text);
+      Result<harness::AnyCase> one = harness::parse_any_case(text);
       if (!one.ok()) return bad("case \"" + text.substr(1) + "\": " + one.status().message());
       suite.cases.push_back(std::move(*one));
     }

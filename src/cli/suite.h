@@ -13,14 +13,14 @@
 #include <vector>
 
 #include "fovea/status.h"
-#include "harness/case.h"
+#include "harness/layer_case.h"
 
 namespace fovea::cli {
 
 struct Suite {
   std::string name;
   std::string about;
-  std::vector<harness::Case> cases;
+  std::vector<harness::AnyCase> cases;
 };
 
 // The folder of the suites: `given` when not empty, else $FOVEA_BENCH_DIR/cases or

@@ -107,7 +107,7 @@ std::string lines_table(const std::vector<Line>& lines, const std::vector<std::s
   }
   for (const Line& line : lines) {
     const Row& row = *line.subject;
-    const AttentionProblem& p = row.one_case.problem;
+    const AttentionProblem& p = row.problem;
     std::vector<std::string> cells = {
         dtype_name(p.dtype),
         pass_text(row.pass),
@@ -165,12 +165,12 @@ std::string means_table(const std::vector<Line>& lines, std::vector<std::string>
   }
   table.add_column("worst case", Align::kLeft);
   for (const std::string& peer : peers) {
-    std::map<std::pair<std::string, Pass>, std::vector<std::pair<double, const Row*>>> groups;
+    std::map<std::pair<std::string, BenchPass>, std::vector<std::pair<double, const Row*>>> groups;
     for (const Line& line : lines) {
       const std::optional<double> ms = time_of(peer, line);
       if (!ms) continue;
       const Row& row = *line.subject;
-      groups[{dtype_name(row.one_case.problem.dtype), row.pass}].emplace_back(*ms / row.ms, &row);
+      groups[{dtype_name(row.problem.dtype), row.pass}].emplace_back(*ms / row.ms, &row);
     }
     for (const auto& [group, ratios] : groups) {
       std::vector<double> values;

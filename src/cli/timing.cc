@@ -28,7 +28,7 @@ void pause(const TimingSettings& settings) {
 }
 
 // Two single runs, then as many as those say a sample takes: alone, a short run takes longer.
-void warm_up(Track& track, Pass pass, const TimingSettings& settings) {
+void warm_up(Track& track, BenchPass pass, const TimingSettings& settings) {
   pause(settings);
   for (int i = 0; i < 3; ++i) {
     if (i == 2) track.repeats = repeats_for(track.run_seconds, settings.sample_seconds);
@@ -45,7 +45,7 @@ void warm_up(Track& track, Pass pass, const TimingSettings& settings) {
   track.repeats = repeats_for(track.run_seconds, settings.sample_seconds);
 }
 
-void take_sample(Track& track, Pass pass, const TimingSettings& settings) {
+void take_sample(Track& track, BenchPass pass, const TimingSettings& settings) {
   pause(settings);
   const auto warm = track.run_seconds < kWarmBelowSeconds ? Contender::WarmRun::kUncounted
                                                           : Contender::WarmRun::kNone;
@@ -71,7 +71,7 @@ Timing summary(Track& track) {
 
 }  // namespace
 
-std::vector<Timing> measure(const std::vector<Contender*>& contenders, Pass pass,
+std::vector<Timing> measure(const std::vector<Contender*>& contenders, BenchPass pass,
                             const TimingSettings& settings) {
   std::vector<Track> tracks;
   for (Contender* contender : contenders) {

@@ -33,7 +33,7 @@ struct Timing {
 };
 
 // One Timing for each contender, in their order.
-std::vector<Timing> measure(const std::vector<Contender*>& contenders, Pass pass,
+std::vector<Timing> measure(const std::vector<Contender*>& contenders, BenchPass pass,
                             const TimingSettings& settings);
 
 // Runs that a sample takes so as to last as long as it should.

@@ -1,40 +1,14 @@
 // Reads a case from its line of text.
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <optional>
 #include <sstream>
 
 #include "harness/case.h"
-#include "harness/case_names.h"
+#include "harness/case_words.h"
 
 namespace fovea::harness {
 namespace {
-
-// One key=value of the text; a bare key has no value.
-struct Item {
-  std::string key;
-  std::string value;
-  bool bare = false;
-};
-
-Status wrong(const Item& item, const std::string& takes) {
-  return {StatusCode::kInvalidArgument, "parse_case: " + item.key + " is " +
-                                            (item.value.empty() ? "empty" : item.value) +
-                                            ", must be " + takes};
-}
-
-template <typename T>
-bool read_number(const std::string& text, T& out) {
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, out);
-  return error == std::errc() && stop == end;
-}
-
-Status read_size(const Item& item, int64_t& out) {
-  if (!read_number(item.value, out) || out < 0) return wrong(item, "an integer of 0 or more");
-  return {};
-}
 
 Status read_real(const Item& item, double& out) {
   if (!read_number(item.value, out) || !std::isfinite(out)) return wrong(item, "a finite number");
@@ -106,19 +80,6 @@ Status read_pass(const Item& item, Case& c) {
   return {};
 }
 
-template <typename E, size_t N>
-Status read_name(const Item& item, const std::array<Named<E>, N>& names, E& out) {
-  std::string takes;
-  for (const Named<E>& n : names) {
-    if (item.value == n.name) {
-      out = n.value;
-      return {};
-    }
-    takes += (takes.empty() ? "" : ", ") + std::string(n.name);
-  }
-  return wrong(item, "one of " + takes);
-}
-
 // Keys that stand alone: their presence is their meaning.
 bool read_flag(const Item& item, Case& c) {
   AttentionProblem& p = c.problem;
@@ -171,9 +132,7 @@ Status read_item(const Item& item, Case& c, Defaults& absent) {
   if (key == "pad") return read_size(item, c.pad);
   if (key == "q_lens") return read_lengths(item, c.q_lens);
   if (key == "kv_lens") return read_lengths(item, c.kv_lens);
-  if (key == "seed") {
-    return read_number(item.value, c.seed) ? Status() : wrong(item, "an integer of 0 or more");
-  }
+  if (key == "seed") return read_seed(item, c.seed);
   if (key == "bias") {
     p.features = p.features | Feature::kBias;
     return read_broadcast(item, c.bias_broadcast);
@@ -195,7 +154,7 @@ Status read_item(const Item& item, Case& c, Defaults& absent) {
     p.features = p.features | Feature::kKeyLengths;
     return item.bare ? Status() : read_lengths(item, c.kv_lens);
   }
-  return {StatusCode::kInvalidArgument, "parse_case: " + key + " is not a key of a case"};
+  return unknown_key(item);
 }
 
 Status check_lengths(const char* key, const std::vector<int32_t>& lengths, int64_t batch,
@@ -223,12 +182,7 @@ Result<Case> parse_case(const std::string& text) {
   p.batch = 1;
   p.head_q = 1;
   Defaults absent;
-  std::istringstream words(text);
-  std::string word;
-  while (words >> word) {
-    const size_t equals = word.find('=');
-    Item item{word.substr(0, equals), "", equals == std::string::npos};
-    if (!item.bare) item.value = word.substr(equals + 1);
+  for (const Item& item : split_words(text)) {
     if (Status s = read_item(item, c, absent); !s.ok()) return s;
   }
   if (absent.q_len) return Status(StatusCode::kInvalidArgument, "parse_case: q is missing");

@@ -64,14 +64,15 @@ Result<bool> DeviceWorkspace::canaries_intact() const {
                      [](std::byte b) { return b == GuardedBuffer::kCanary; });
 }
 
-DeviceTensors::DeviceTensors(CaseTensors& host, int index) : host_(host), index_(index) {
-  for (const GuardedBuffer* buffer : host.buffers()) {
+DeviceCopies::DeviceCopies(const std::vector<const GuardedBuffer*>& buffers, int index)
+    : index_(index) {
+  for (const GuardedBuffer* buffer : buffers) {
     copies_.emplace_back();
     copies_.back().host = buffer;
   }
 }
 
-Status DeviceTensors::upload() {
+Status DeviceCopies::upload() {
   if (Status s = use(index_); !s.ok()) return s;
   for (Copy& copy : copies_) {
     const size_t bytes = copy.host->block_bytes();
@@ -84,7 +85,7 @@ Status DeviceTensors::upload() {
   return {};
 }
 
-Status DeviceTensors::download() {
+Status DeviceCopies::download() {
   if (Status s = wait_for_device(index_); !s.ok()) return s;
   for (const Copy& copy : copies_) {
     Status s = status_of(cudaMemcpy(copy.host->block(), copy.block.data(), copy.host->block_bytes(),
@@ -96,7 +97,7 @@ Status DeviceTensors::download() {
 }
 
 // Views are found by where they point: a test may have edited their sizes and strides.
-TensorView DeviceTensors::there(const TensorView& here) const {
+TensorView DeviceCopies::there(const TensorView& here) const {
   if (!here.given()) return here;
   TensorView view = here;
   view.device = Device::cuda(index_);

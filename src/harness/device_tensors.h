@@ -48,16 +48,15 @@ class DeviceWorkspace {
   int index_;
 };
 
-// A copy of every buffer of the host's tensors, which must outlive it. Nothing is on the device
-// before the first upload.
-class DeviceTensors {
+// Copies of buffers of the host, which must outlive them. Nothing is on the device before the first
+// upload.
+class DeviceCopies {
  public:
-  DeviceTensors(CaseTensors& host, int index);
+  DeviceCopies(const std::vector<const GuardedBuffer*>& buffers, int index);
 
-  Status upload();                 // inputs and outputs, as the host has them now
-  Status download();               // all of it: a changed input shows on the host as well
-  ForwardTensors forward() const;  // the host's views of now, of the device's memory
-  BackwardTensors backward() const;
+  Status upload();    // all of it, as the host has it now
+  Status download();  // all of it: a changed input shows on the host as well
+  TensorView there(const TensorView& here) const;  // the same view of the device's memory
 
  private:
   struct Copy {
@@ -65,12 +64,22 @@ class DeviceTensors {
     DeviceBlock block;
   };
 
-  TensorView there(const TensorView& here) const;
+  int index_;
+  std::vector<Copy> copies_;
+};
+
+// A copy of every buffer of a case's tensors, which must outlive it.
+class DeviceTensors : public DeviceCopies {
+ public:
+  DeviceTensors(CaseTensors& host, int index) : DeviceCopies(host.buffers(), index), host_(host) {}
+
+  ForwardTensors forward() const;  // the host's views of now, of the device's memory
+  BackwardTensors backward() const;
+
+ private:
   void move_inputs(AttentionInputs& inputs) const;
 
   CaseTensors& host_;
-  int index_;
-  std::vector<Copy> copies_;
 };
 
 }  // namespace fovea::harness

@@ -39,6 +39,14 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     dmixed_ = memory.backward(dtype, {batch, q_len + 2 * margin, qk_width()});
     if (o_.convs) du_ = memory.backward(dtype, {batch, margin + q_len + margin_u, qk_width()});
     dz_ = memory.backward(dtype, {batch, q_len, qk_width() + v_width()});
+    const Prologue sizes = prologue({}, {}, {}, 0);
+    const Result<size_t> forward_bytes = engine->prologue_bytes(sizes, Pass::kForward);
+    if (!forward_bytes.ok()) return forward_bytes.status();
+    work_[0] = memory.forward_bytes(*forward_bytes);
+    if (!training()) return {};
+    const Result<size_t> backward_bytes = engine->prologue_bytes(sizes, Pass::kBackward);
+    if (!backward_bytes.ok()) return backward_bytes.status();
+    work_[1] = memory.backward_bytes(*backward_bytes);
     return {};
   }
 
@@ -60,15 +68,18 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
 
   void forward(Run& run, const Memory& at, const LayerForward<CcgqaWeights>& call) const override {
     const int64_t past = call.cache != nullptr ? call.cache->length : 0;
-    const Prologue p = prologue(at, call, call.weights, past);
+    Prologue p = prologue(at, call, call.weights, past);
+    p.work = at.bytes_at(work_[0]);
     begin_lead(run, p.z, call.cache);
     engine->linear(run, call.query, {call.weights.qkv}, rows(p.z, lead_, shape.q_len));
     engine->prologue(run, p);
-    if (call.cache != nullptr) keep_lead(run, p.z, *call.cache);
     AttendTensors t = attend_tensors(p, at.at(heads_out_));
     if (call.cache != nullptr) {
-      engine->copy(run, t.k, rows(call.cache->k, past, shape.q_len));
-      engine->copy(run, t.v, rows(call.cache->v, past, shape.q_len));
+      const int64_t end = lead_ + shape.q_len;
+      engine->copy(run, {{t.k, rows(call.cache->k, past, shape.q_len)},
+                         {t.v, rows(call.cache->v, past, shape.q_len)},
+                         {conv_rows(p.z, end), call.cache->conv},
+                         {shift_row(p.z, end), call.cache->shift}});
       t.k = call.cache->k;
       t.v = call.cache->v;
     }
@@ -82,7 +93,8 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     const TensorView dheads = at.at(dheads_), dqk = at.at(dqk_), dv = at.at(dv_), dz = at.at(dz_);
     engine->linear_dw(run, call.dout, at.at(heads_out_), {dw.out, {}, o_.output_scale});
     engine->linear_dx(run, call.dout, {call.weights.out, {}, o_.output_scale}, dheads, Write::kSet);
-    const Prologue p = prologue(at, call, call.weights, 0);
+    Prologue p = prologue(at, call, call.weights, 0);
+    p.work = at.bytes_at(work_[1]);
     attend->backward(
         run, *engine, at, call, attend_tensors(p, at.at(heads_out_)),
         {as_heads(dheads, o_.num_heads), q_of(dqk), k_of(dqk), as_heads(dv, o_.num_kv_heads)});
@@ -132,6 +144,7 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
   EngineNeeds needs(const LayerShape& with) const {
     EngineNeeds n;
     n.head_dim = o_.head_dim;
+    n.tf32 = o_.tf32;
     // Of a bias, of each tap of a channel, of the temperatures.
     n.sums = qk_width() * (o_.convs ? std::max(o_.conv_taps[0], o_.conv_taps[1]) : 1);
     if (!o_.rope) return n;
@@ -152,6 +165,7 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     p.dtype = dtype;
     p.mask = mask_of(o_.causal, o_.sliding_window);
     p.scale = o_.softmax_scale;
+    p.tf32 = o_.tf32;
     return p;
   }
 
@@ -196,19 +210,14 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
 
   // The rows of z before the first token: zeros at the beginning of a sequence.
   void begin_lead(Run& run, const TensorView& z, const LayerCache* cache) const {
-    const TensorView conv = columns(rows(z, lead_ - reach_, reach_), 0, qk_width());
-    const TensorView shift = shift_row(z, lead_);
     const bool goes_on = cache != nullptr && cache->length > 0;
-    if (reach_ > 0) goes_on ? engine->copy(run, cache->conv, conv) : engine->zero(run, conv);
-    if (o_.value_shift) goes_on ? engine->copy(run, cache->shift, shift) : engine->zero(run, shift);
+    engine->copy(run, {{goes_on ? cache->conv : TensorView{}, conv_rows(z, lead_)},
+                       {goes_on ? cache->shift : TensorView{}, shift_row(z, lead_)}});
   }
 
-  void keep_lead(Run& run, const TensorView& z, const LayerCache& cache) const {
-    const int64_t end = lead_ + shape.q_len;
-    if (reach_ > 0) {
-      engine->copy(run, columns(rows(z, end - reach_, reach_), 0, qk_width()), cache.conv);
-    }
-    if (o_.value_shift) engine->copy(run, shift_row(z, end), cache.shift);
+  // What the convolutions of the token at `row` read of those before it.
+  TensorView conv_rows(const TensorView& z, int64_t row) const {
+    return columns(rows(z, row - reach_, reach_), 0, qk_width());
   }
 
   // The values that the token at `row` takes from the one before it.
@@ -222,6 +231,7 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
   int64_t lead_ = 0;                           // rows of z before the first token
   Slot z_, u_, mixed_, qk_, v_, heads_out_;    // saved
   Slot dheads_, dqk_, dv_, dmixed_, du_, dz_;  // backward
+  Slot work_[2];                               // the prologue's own; forward, backward
 };
 
 Result<LayerPlan<CcgqaWeights>> make(const CcgqaOptions& options, const LayerShape& shape,

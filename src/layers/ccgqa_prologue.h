@@ -9,6 +9,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 
 #include "fovea/layers.h"
 #include "layers/row_positions.h"
@@ -57,6 +58,8 @@ struct Prologue {
   TensorView mixed;  // [batch, q_len, qk_width]: convolved and coupled, not yet normalised
   TensorView qk;     // [batch, q_len, qk_width]: the heads of q, then those of k
   TensorView v;      // [batch, q_len, v_width]
+
+  std::byte* work = nullptr;  // LayerEngine::prologue_bytes of it
 };
 
 // Gradients of weights that are not given are not computed; nor is that of z's lead.

@@ -1,11 +1,12 @@
 // What a layer asks of a device besides the attention operator. A layer is a sequence of these
-// steps over tensors; each kind of device answers them all in its own way (cpu/ here).
+// steps over tensors; each kind of device answers them all in its own way (cpu/ and cuda/ here).
 //
 // Views are [batch, rows, cols] or [batch, rows, heads, dim] with the last stride 1, all of the
 // engine's dtype, checked by the layer. A tensor that is not given is left out of the step.
 #pragma once
 
 #include <cstddef>
+#include <initializer_list>
 #include <memory>
 
 #include "backend/backend.h"
@@ -44,6 +45,17 @@ struct Norm {
   TensorView bias;    // [dim]
 };
 
+// A copy of rows; `from` is not given: zeros. Where `to` has no elements nothing is done.
+struct Copy {
+  TensorView from, to;
+};
+
+// Rows to turn, in place.
+struct Turn {
+  TensorView x;
+  RowPositions positions;
+};
+
 class LayerEngine {
  public:
   virtual ~LayerEngine() = default;
@@ -65,17 +77,12 @@ class LayerEngine {
   enum class Block { kTransposed, kAsIs };
   virtual void head_linear(Run& run, const TensorView& x, const TensorView& weight, Block block,
                            const TensorView& y) const = 0;
-  // Of y_h = x W_h^T with a shared x: dx (+)= the sum of dy_h W_h, and dW_h = dy_h^T x.
-  virtual void head_linear_dx(Run& run, const TensorView& dy, const TensorView& weight,
-                              const TensorView& dx, Write write) const = 0;
-  virtual void head_linear_dw(Run& run, const TensorView& dy, const TensorView& x,
-                              const TensorView& dweight) const = 0;
   // [batch, rows, heads, dim] summed over heads into [batch, rows, dim].
   virtual void sum_heads(Run& run, const TensorView& x, const TensorView& y) const = 0;
 
-  // Turns the first channels of every head, in place, by the RoPE the engine was made for.
-  virtual void rotate(Run& run, const TensorView& x, const RowPositions& positions,
-                      Direction direction) const = 0;
+  // Turns the first channels of every head by the RoPE the engine was made for; of one or two
+  // tensors.
+  virtual void rotate(Run& run, std::initializer_list<Turn> turns, Direction direction) const = 0;
 
   // y = norm(x) over the last dimension of [batch, rows, heads, dim].
   virtual void normalise(Run& run, const TensorView& x, const Norm& norm,
@@ -85,12 +92,14 @@ class LayerEngine {
                                   const Norm& norm, const TensorView& dx, const TensorView& dweight,
                                   const TensorView& dbias) const = 0;
 
+  // The bytes that p.work must have in a pass, by p's sizes; refused where they cannot be had.
+  virtual Result<size_t> prologue_bytes(const Prologue& p, Pass pass) const = 0;
   // Everything between CCGQA's projection and its attention.
   virtual void prologue(Run& run, const Prologue& p) const = 0;
   virtual void prologue_backward(Run& run, const Prologue& p, const PrologueGradients& g) const = 0;
 
-  virtual void copy(Run& run, const TensorView& from, const TensorView& to) const = 0;
-  virtual void zero(Run& run, const TensorView& to) const = 0;
+  // Up to four copies, in any order.
+  virtual void copy(Run& run, std::initializer_list<Copy> copies) const = 0;
   virtual void fill_lengths(Run& run, int64_t length, const TensorView& to) const = 0;  // [n] i32
   // The usual geometric slopes of ALiBi: [head_q] f32, or f64 for an f64 engine.
   virtual void fill_alibi_slopes(Run& run, const TensorView& to) const = 0;
@@ -103,6 +112,7 @@ struct EngineNeeds {
   int64_t positions = 0;  // that its table should hold; others are computed when they come
   int64_t head_dim = 0;
   int64_t sums = 0;  // the most columns whose sums over rows a step is asked for
+  Tf32 tf32 = Tf32::kForbidden;
 };
 
 Result<std::unique_ptr<const LayerEngine>> make_engine(const DeviceInfo& device, DType dtype,

@@ -9,6 +9,7 @@ EngineNeeds Heads::needs(const LayerOptions& o, const LayerShape& shape, int64_t
                          int64_t sums) {
   EngineNeeds needs;
   needs.sums = std::max(sums, 2 * head_dim);
+  needs.tf32 = o.tf32;
   if (o.position != Position::kRope) return needs;
   needs.rope = o.rope;
   needs.turning = turning_channels(o.rope, head_dim);
@@ -35,6 +36,7 @@ Status Heads::make(LayerParts& parts, const LayerOptions& o, const HeadSizes& si
   problem.mask = mask_of(o.causal, o.sliding_window);
   problem.scale = o.softmax_scale;
   problem.dropout = o.dropout;
+  problem.tf32 = o.tf32;
   if (Status s = parts.make_attend(problem, o.position, plan); !s.ok()) return s;
   MemoryPlan& memory = parts.memory;
   const DType dtype = parts.dtype;
@@ -79,8 +81,7 @@ TensorView Heads::forward(Run& run, const LayerParts& parts, const Memory& at,
   HeadTensors ready = t;
   if (rope_) {
     const Positions p = positions(parts, in, past);
-    engine.rotate(run, t.q, p.q, Direction::kForward);
-    engine.rotate(run, t.k, p.k, Direction::kForward);
+    engine.rotate(run, {{t.q, p.q}, {t.k, p.k}}, Direction::kForward);
   }
   if (qk_norm_ != QkNorm::kNone) {
     ready.q = at.at(q_normed_);
@@ -89,8 +90,8 @@ TensorView Heads::forward(Run& run, const LayerParts& parts, const Memory& at,
     engine.normalise(run, t.k, norm_of(norm.k, norm.k_bias), ready.k);
   }
   if (cache != nullptr) {
-    engine.copy(run, ready.k, rows(cache->k, past, parts.shape.kv_len));
-    engine.copy(run, ready.v, rows(cache->v, past, parts.shape.kv_len));
+    engine.copy(run, {{ready.k, rows(cache->k, past, parts.shape.kv_len)},
+                      {ready.v, rows(cache->v, past, parts.shape.kv_len)}});
     ready.k = cache->k;
     ready.v = cache->v;
   }
@@ -118,8 +119,7 @@ void Heads::backward(Run& run, const LayerParts& parts, const Memory& at, const 
   }
   if (!rope_) return;
   const Positions p = positions(parts, in, 0);
-  engine.rotate(run, g.q, p.q, Direction::kBackward);
-  engine.rotate(run, g.k, p.k, Direction::kBackward);
+  engine.rotate(run, {{g.q, p.q}, {g.k, p.k}}, Direction::kBackward);
 }
 
 }  // namespace fovea::layers

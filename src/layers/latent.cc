@@ -22,7 +22,13 @@ class LatentLayer final : public LayerPlan<LatentWeights>::Impl {
     if (Status s = make_steps(with, o.dtype, o.max_seq_len, on, plan, needs(o, with)); !s.ok()) {
       return s;
     }
-    if (Status s = make_attend(problem(o), o.position, plan); !s.ok()) return s;
+    Status attends = make_attend(problem(o), o.position, plan);
+    if (absorbed_ && o.decode == LatentDecode::kAuto &&
+        attends.code() == StatusCode::kUnsupported) {  // heads as wide as the latent
+      absorbed_ = false;
+      attends = make_attend(problem(o), o.position, plan);
+    }
+    if (!attends.ok()) return attends;
     const int64_t batch = shape.batch, q_len = shape.q_len;
     const int64_t keys = cached() ? max_seq_len : q_len;
     q_latent_ = memory.saved(dtype, {batch, q_len, s_.q_latent});
@@ -75,7 +81,7 @@ class LatentLayer final : public LayerPlan<LatentWeights>::Impl {
     const TensorView q = make_q(run, at, call, positions);
     TensorView latent = make_latent(run, at, call, positions);  // [batch, rows, latent_width]
     if (call.cache != nullptr) {
-      engine->copy(run, latent, as_rows(rows(call.cache->k, past, shape.q_len)));
+      engine->copy(run, {{latent, as_rows(rows(call.cache->k, past, shape.q_len))}});
       latent = as_rows(rows(call.cache->k, 0, past + shape.q_len));
     }
     if (absorbed_) {
@@ -105,12 +111,15 @@ class LatentLayer final : public LayerPlan<LatentWeights>::Impl {
       engine->normalise_backward(run, dk, at.at(k_), head_norm(w.norm.k, w.norm.k_bias), dk,
                                  dw.norm.k, dw.norm.k_bias);
     }
-    if (rope_) engine->rotate(run, turning(dq), positions, Direction::kBackward);
-    if (rope_ && !s_.deepseek) engine->rotate(run, dk, positions, Direction::kBackward);
-    const TensorView dlatent = latent_backward(run, at, call, positions);
-    engine->linear_dw(run, dlatent, call.query, {dw.kv_down});
+    if (rope_ && s_.deepseek) {
+      engine->rotate(run, {{turning(dq), positions}}, Direction::kBackward);
+    } else if (rope_) {
+      engine->rotate(run, {{dq, positions}, {dk, positions}}, Direction::kBackward);
+    }
     const TensorView dq_latent = q_backward(run, at, call);
     engine->linear_dw(run, dq_latent, call.query, {dw.q_down});
+    const TensorView dlatent = latent_backward(run, at, call, positions);
+    engine->linear_dw(run, dlatent, call.query, {dw.kv_down});
     if (!call.dquery.given()) return;
     engine->linear_dx(run, dlatent, {w.kv_down}, call.dquery, Write::kSet);
     engine->linear_dx(run, dq_latent, {w.q_down}, call.dquery, Write::kAdd);
@@ -138,6 +147,7 @@ class LatentLayer final : public LayerPlan<LatentWeights>::Impl {
   EngineNeeds needs(const LatentOptions& o, const LayerShape& with) const {
     EngineNeeds n;
     n.head_dim = s_.qk();
+    n.tf32 = o.tf32;
     n.sums = 2 * std::max({s_.qk(), s_.q_latent, s_.kv_latent});
     if (!rope_) return n;
     n.rope = o.rope;
@@ -159,6 +169,7 @@ class LatentLayer final : public LayerPlan<LatentWeights>::Impl {
     p.mask = mask_of(o.causal, o.sliding_window);
     p.scale = o.softmax_scale.value_or(1 / std::sqrt(static_cast<double>(s_.qk())));
     p.dropout = o.dropout;
+    p.tf32 = o.tf32;
     return p;
   }
 
@@ -190,7 +201,7 @@ class LatentLayer final : public LayerPlan<LatentWeights>::Impl {
       latent = normed;
     }
     engine->linear(run, latent, {w.q_up}, as_rows(q));
-    if (rope_) engine->rotate(run, turning(q), positions, Direction::kForward);
+    if (rope_) engine->rotate(run, {{turning(q), positions}}, Direction::kForward);
     if (!normed_heads()) return q;
     const TensorView normed = at.at(q_normed_);
     engine->normalise(run, q, head_norm(w.norm.q, w.norm.q_bias), normed);
@@ -208,8 +219,8 @@ class LatentLayer final : public LayerPlan<LatentWeights>::Impl {
                       latent_norm(call.weights.kv_latent_norm),
                       as_heads(columns(normed, 0, s_.kv_latent), 1));
     const TensorView shared = columns(normed, s_.kv_latent, s_.rope);
-    engine->copy(run, columns(latent, s_.kv_latent, s_.rope), shared);
-    engine->rotate(run, as_heads(shared, 1), positions, Direction::kForward);
+    engine->copy(run, {{columns(latent, s_.kv_latent, s_.rope), shared}});
+    engine->rotate(run, {{as_heads(shared, 1), positions}}, Direction::kForward);
     return normed;
   }
 
@@ -222,10 +233,11 @@ class LatentLayer final : public LayerPlan<LatentWeights>::Impl {
                         columns(k, 0, s_.nope));
     engine->linear(run, c, {call.weights.v_up}, v);
     if (s_.deepseek) {
-      engine->copy(run, in_every_head(columns(latent, s_.kv_latent, s_.rope)), turning(k));
+      engine->copy(run, {{in_every_head(columns(latent, s_.kv_latent, s_.rope)), turning(k)}});
     } else if (rope_) {
       const bool whole = call.cache == nullptr;  // a cache's rows stand where they lie
-      engine->rotate(run, k, {whole ? call.position_ids : TensorView{}, 0}, Direction::kForward);
+      engine->rotate(run, {{k, {whole ? call.position_ids : TensorView{}, 0}}},
+                     Direction::kForward);
     }
     Slot keys = k_;
     if (normed_heads()) {
@@ -246,7 +258,7 @@ class LatentLayer final : public LayerPlan<LatentWeights>::Impl {
     engine->head_linear(run, columns(q, 0, s_.nope), call.weights.k_up, LayerEngine::Block::kAsIs,
                         columns(absorbed, 0, s_.kv_latent));
     if (s_.rope > 0) {
-      engine->copy(run, columns(q, s_.nope, s_.rope), columns(absorbed, s_.kv_latent, s_.rope));
+      engine->copy(run, {{columns(q, s_.nope, s_.rope), columns(absorbed, s_.kv_latent, s_.rope)}});
     }
     attend->forward(run, *engine, at, call,
                     {absorbed, cache.k, columns(cache.k, 0, s_.kv_latent), out},
@@ -266,17 +278,26 @@ class LatentLayer final : public LayerPlan<LatentWeights>::Impl {
     const TensorView dc = columns(dlatent, 0, s_.kv_latent);
     engine->linear_dw(run, dv, c, {dw.v_up});
     engine->linear_dx(run, dv, {w.v_up}, dc, Write::kSet);
-    const TensorView dk_nope = columns(dk, 0, s_.nope);
-    if (dw.k_up.given()) engine->head_linear_dw(run, dk_nope, c, dw.k_up);
-    engine->head_linear_dx(run, dk_nope, w.k_up, dc, Write::kAdd);
+    const TensorView dk_nope = nope_rows(run, at, dk);
+    engine->linear_dw(run, dk_nope, c, {dw.k_up});
+    engine->linear_dx(run, dk_nope, {w.k_up}, dc, Write::kAdd);
     if (!s_.deepseek) return dlatent;
     const TensorView dshared = columns(dlatent, s_.kv_latent, s_.rope);
     engine->sum_heads(run, turning(dk), dshared);
-    engine->rotate(run, as_heads(dshared, 1), positions, Direction::kBackward);
+    engine->rotate(run, {{as_heads(dshared, 1), positions}}, Direction::kBackward);
     engine->normalise_backward(
         run, as_heads(dc, 1), as_heads(columns(at.at(kv_latent_), 0, s_.kv_latent), 1),
         latent_norm(w.kv_latent_norm), as_heads(dc, 1), dw.kv_latent_norm, {});
     return dlatent;
+  }
+
+  // The heads of dk without their turning channels, side by side: [batch, q_len, heads * nope].
+  TensorView nope_rows(Run& run, const Memory& at, const TensorView& dk) const {
+    if (!s_.deepseek) return as_rows(dk);
+    const TensorView dense = TensorView::contiguous(
+        at.at(dq_).data, dtype, {shape.batch, shape.q_len, s_.heads, s_.nope}, device);
+    engine->copy(run, {{columns(dk, 0, s_.nope), dense}});  // dq has been passed on by now
+    return as_rows(dense);
   }
 
   TensorView q_backward(Run& run, const Memory& at,

@@ -11,7 +11,7 @@ Status LayerParts::make_steps(const LayerShape& with, DType type, int64_t room, 
   device = on;
   dtype = type;
   max_seq_len = room;
-  memory = MemoryPlan(shape.use);
+  memory = MemoryPlan(shape.use, on);
   const Result<DeviceInfo> info = discover(on, options);
   if (!info.ok()) return info.status();
   auto made = make_engine(*info, type, needs);

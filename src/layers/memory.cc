@@ -9,7 +9,7 @@ Slot MemoryPlan::make(Room room, DType dtype, std::initializer_list<int64_t> siz
   constexpr int64_t kAlign = kWorkspaceAlignment;
   Slot slot;
   slot.room = room;
-  slot.view = TensorView::contiguous(nullptr, dtype, sizes);
+  slot.view = TensorView::contiguous(nullptr, dtype, sizes, device_);
   int64_t& used = bytes_[index(room)];
   slot.offset = used;
   used += ceil_div(slot.view.elements() * dtype_bytes(dtype), kAlign) * kAlign;
@@ -21,7 +21,7 @@ TensorView Memory::at(const Slot& slot) const {
   std::byte* const room = slot.room == Room::kForward    ? forward
                           : slot.room == Room::kBackward ? backward
                                                          : saved;
-  view.data = room + slot.offset;
+  view.data = room == nullptr ? nullptr : room + slot.offset;
   return view;
 }
 

@@ -21,7 +21,8 @@ struct Slot {
 
 class MemoryPlan {
  public:
-  explicit MemoryPlan(LayerUse use = LayerUse::kInference) : use_(use) {}
+  explicit MemoryPlan(LayerUse use = LayerUse::kInference, Device device = Device::cpu())
+      : use_(use), device_(device) {}
 
   Slot forward(DType dtype, std::initializer_list<int64_t> sizes) {
     return make(Room::kForward, dtype, sizes);
@@ -46,10 +47,11 @@ class MemoryPlan {
   Slot make(Room room, DType dtype, std::initializer_list<int64_t> sizes);
 
   LayerUse use_;
+  Device device_;
   int64_t bytes_[3] = {0, 0, 0};
 };
 
-// The memory of one call.
+// The memory of one call; rooms that it has none of give views without data.
 struct Memory {
   std::byte* forward = nullptr;
   std::byte* backward = nullptr;

@@ -20,18 +20,36 @@ bool contains(const std::string& text, const std::string& part) {
 TEST(BenchPeers, TorchStandsForAllThatItHasOnTheDevice) {
   const Result<PeerChoice> cpu = choose_peers({"torch", "reference"}, Device::cpu());
   ASSERT_TRUE(cpu.ok()) << cpu.status().message();
-  EXPECT_EQ(cpu->torch, Names{"cpu"});
+  EXPECT_EQ(cpu->torch.of_operator, Names{"cpu"});
+  EXPECT_EQ(cpu->torch.of_layer, (Names{"cpu", "gqa-cpu"}))
+      << "compile takes too long to come unasked";
   EXPECT_TRUE(cpu->reference);
   const Result<PeerChoice> gpu = choose_peers({"torch"}, Device::cuda(0));
   ASSERT_TRUE(gpu.ok()) << gpu.status().message();
-  EXPECT_EQ(gpu->torch, (Names{"flash", "cudnn", "efficient"}));
+  EXPECT_EQ(gpu->torch.of_operator, (Names{"flash", "cudnn", "efficient"}));
+  EXPECT_EQ(gpu->torch.of_layer,
+            (Names{"flash", "cudnn", "eager", "compile", "gqa-flash", "gqa-cudnn"}));
   EXPECT_FALSE(gpu->reference);
   const Result<PeerChoice> some = choose_peers({"torch-cudnn", "torch-flash"}, Device::cuda(1));
   ASSERT_TRUE(some.ok()) << some.status().message();
-  EXPECT_EQ(some->torch, (Names{"flash", "cudnn"})) << "in the order of the table, each once";
+  EXPECT_EQ(some->torch.of_operator, (Names{"flash", "cudnn"}))
+      << "in the order of the table, each once";
+  EXPECT_EQ(some->torch.all(), (Names{"flash", "cudnn"}));
   const Result<PeerChoice> none = choose_peers({"none"}, Device::cuda(0));
   ASSERT_TRUE(none.ok());
-  EXPECT_TRUE(none->torch.empty());
+  EXPECT_TRUE(none->torch.all().empty());
+}
+
+// The layer that CCGQA stands in for is measured beside it, and beside no other.
+TEST(BenchPeers, OfLayersDependOnTheLayer) {
+  const Result<PeerChoice> asked = choose_peers({"torch-compile", "torch-gqa-cpu"}, Device::cpu());
+  ASSERT_TRUE(asked.ok()) << asked.status().message();
+  EXPECT_TRUE(asked->torch.of_operator.empty());
+  harness::LayerCase c;
+  c.kind = harness::LayerKind::kGrouped;
+  EXPECT_EQ(asked->torch.of(c), Names{"compile"});
+  c.kind = harness::LayerKind::kCcgqa;
+  EXPECT_EQ(asked->torch.of(c), (Names{"compile", "gqa-cpu"}));
 }
 
 TEST(BenchPeers, OfAnotherDeviceAreRefused) {
@@ -107,10 +125,10 @@ TEST(BenchPeak, IsKnownForSomeGpusInHalfPrecision) {
   EXPECT_FALSE(gpu_peak_flops(gpu, DType::kBf16).has_value());
 }
 
-Row row_of(const std::string& text, Pass pass, const std::string& impl, double ms) {
+Row row_of(const std::string& text, BenchPass pass, const std::string& impl, double ms) {
   Row row;
   const Result<harness::Case> parsed = harness::parse_case(text);
-  if (parsed.ok()) row.one_case = *parsed;
+  if (parsed.ok()) row.problem = parsed->problem;
   row.suite = "gpu-small";
   row.case_text = text;
   row.pass = pass;
@@ -136,13 +154,13 @@ TEST(BenchSummary, OfAGpuGivesEachPeersRatioTheBestPeersAndTheWorstCase) {
   const std::string one = "q=128 d=64 dtype=bf16", two = "q=512 d=64 dtype=bf16";
   Results results;
   results.gpu = "Some GPU";
-  results.rows = {row_of(one, Pass::kForward, "fovea-portable", 1.0),
-                  row_of(one, Pass::kForward, "torch-flash", 2.0),
-                  row_of(one, Pass::kForward, "torch-cudnn", 1.0),
-                  row_of(two, Pass::kForward, "fovea-portable", 2.0),
-                  row_of(two, Pass::kForward, "torch-flash", 1.0),
-                  row_of(two, Pass::kForward, "torch-cudnn", 8.0),
-                  row_of(two, Pass::kForward, "torch-efficient", 4.0)};
+  results.rows = {row_of(one, BenchPass::kForward, "fovea-portable", 1.0),
+                  row_of(one, BenchPass::kForward, "torch-flash", 2.0),
+                  row_of(one, BenchPass::kForward, "torch-cudnn", 1.0),
+                  row_of(two, BenchPass::kForward, "fovea-portable", 2.0),
+                  row_of(two, BenchPass::kForward, "torch-flash", 1.0),
+                  row_of(two, BenchPass::kForward, "torch-cudnn", 8.0),
+                  row_of(two, BenchPass::kForward, "torch-efficient", 4.0)};
   const std::string text = summary(results);
   EXPECT_TRUE(contains(text, "TFLOP/s") && contains(text, "123.4")) << text;
   EXPECT_TRUE(contains(text, "4.000 eager")) << text;

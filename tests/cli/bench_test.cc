@@ -27,10 +27,10 @@ std::set<std::string> keys_of(const Json& object) {
 }
 
 const std::set<std::string> kRowKeys = {
-    "suite",     "case",      "impl",   "kernel",       "pass",   "dtype", "b",
-    "hq",        "hkv",       "q",      "kv",           "d",      "dv",    "mask",
-    "timing",    "ms",        "ms_p10", "ms_p90",       "tflops", "gbps",  "max_err",
-    "err_bound", "mem_bytes", "ok",     "peak_fraction"};
+    "suite", "case",    "impl",      "kernel",    "pass",   "dtype",        "b",
+    "hq",    "hkv",     "q",         "kv",        "d",      "dv",           "mask",
+    "layer", "e",       "timing",    "ms",        "ms_p10", "ms_p90",       "tflops",
+    "gbps",  "max_err", "err_bound", "mem_bytes", "ok",     "peak_fraction"};
 
 TEST(BenchJson, HasEveryKeyAndNumbersThatAgree) {
   const ScratchFolder folder;
@@ -59,6 +59,7 @@ TEST(BenchJson, HasEveryKeyAndNumbersThatAgree) {
     const bool forward = row.at("pass") == "fwd";
     EXPECT_EQ(row.at("impl").get<std::string>().rfind("fovea-", 0), 0u) << row;
     EXPECT_EQ(row.at("mask"), "causal");
+    EXPECT_TRUE(row.at("layer").is_null() && row.at("e").is_null()) << "the operator alone";
     EXPECT_EQ(row.at("timing"), "host");
     EXPECT_EQ(row.at("hkv"), 2);
     EXPECT_EQ(row.at("dv"), 24);

@@ -108,7 +108,8 @@ TEST(Refusal, ExitsWithTwoAndNamesWhatIsWrong) {
       {"bench --suite nope", "--suite is nope"},
       {"bench --peers nope", "--peers is nope"},
       {"bench --device cpu --peers torch,torch-flash",
-       "--peers is torch-flash, must be torch, torch-cpu, reference or none on cpu"},
+       "--peers is torch-flash, must be torch, torch-cpu, torch-compile, torch-gqa-cpu, reference "
+       "or none on cpu"},
       {"bench --device gpu", "--device is \"gpu\", must be cpu, cuda or cuda:N"},
       {"bench --device cuda:999 --list", "--device is cuda:999"},
       {"bench --filter '['", "--filter is \"[\""},

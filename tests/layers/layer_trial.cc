@@ -1,6 +1,7 @@
 // Tensors of layer tests.
 #include "layers/layer_trial.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/half.h"
@@ -142,6 +143,12 @@ double sum_abs(const TensorView& t) {
   return total;
 }
 
+double largest(const TensorView& t) {
+  double most = 0;
+  for (int64_t i = 0; i < t.elements(); ++i) most = std::max(most, std::abs(element(t, i)));
+  return most;
+}
+
 double dot(const TensorView& a, const TensorView& b) {
   double total = 0;
   for (int64_t i = 0; i < a.elements(); ++i) total += element(a, i) * element(b, i);
@@ -152,7 +159,7 @@ double largest_difference(const TensorView& a, const TensorView& b) {
   double most = 0;
   for (int64_t i = 0; i < a.elements(); ++i) {
     const double d = std::abs(element(a, i) - element(b, i));
-    if (!(d <= most)) most = d;  // NaN stays
+    if (!(d <= most) && !std::isnan(most)) most = d;  // NaN stays
   }
   return most;
 }

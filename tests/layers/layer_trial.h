@@ -55,6 +55,7 @@ void visit(CcgqaWeights& w, const Visitor& visitor);
 
 double sum(const TensorView& t);
 double sum_abs(const TensorView& t);
+double largest(const TensorView& t);  // of the absolutes
 double dot(const TensorView& a, const TensorView& b);
 double largest_difference(const TensorView& a, const TensorView& b);
 void expect_same_bits(const TensorView& a, const TensorView& b, const std::string& what);
@@ -155,15 +156,14 @@ struct Trial {
   }
 };
 
-// The call's query in chunks of the given sizes through a cache; gives the outputs in one tensor.
-// `make` plans a call of q_len tokens with LayerUse::kCached.
-template <typename Weights, typename Make>
-TensorView decode(const Make& make, const LayerForward<Weights>& whole,
-                  const std::vector<int64_t>& chunks, TensorStore& store) {
-  const TensorView out = store.like(whole.query);
+// The call's query in chunks of the given sizes through a cache, into the call's out. `make` plans
+// a call of q_len tokens with LayerUse::kCached; Space is the memory that it takes.
+template <typename Space, typename Weights, typename Make>
+void decode_with(const Make& make, const LayerForward<Weights>& whole,
+                 const std::vector<int64_t>& chunks) {
   const int64_t batch = whole.query.sizes[0], width = whole.query.sizes[2];
   LayerCache cache;
-  std::optional<Scratch> memory;
+  std::optional<Space> memory;
   int64_t done = 0;
   const auto part = [&](const TensorView& t, int64_t count) {
     TensorView view = t;
@@ -174,22 +174,31 @@ TensorView decode(const Make& make, const LayerForward<Weights>& whole,
   for (const int64_t count : chunks) {
     Result<LayerPlan<Weights>> plan = make(count);
     EXPECT_TRUE(plan.ok()) << plan.status().message();
-    if (!plan.ok()) return out;
+    if (!plan.ok()) return;
     if (!memory) {
       memory.emplace(plan->cache_bytes());
       cache = plan->cache_in(memory->data);
     }
     LayerForward<Weights> call = whole;
     call.query = part(whole.query, count);
-    call.out = part(out, count);
+    call.out = part(whole.out, count);
     call.cache = &cache;
-    const Scratch workspace(plan->workspace_bytes(Pass::kForward));
+    const Space workspace(plan->workspace_bytes(Pass::kForward));
     const Status status = plan->forward(call, workspace);
     EXPECT_TRUE(status.ok()) << status.message();
     done += count;
     EXPECT_EQ(cache.length, done);
   }
-  return out;
+}
+
+// The same on the host; gives the outputs in one tensor.
+template <typename Weights, typename Make>
+TensorView decode(const Make& make, const LayerForward<Weights>& whole,
+                  const std::vector<int64_t>& chunks, TensorStore& store) {
+  LayerForward<Weights> call = whole;
+  call.out = store.like(whole.query);
+  decode_with<Scratch>(make, call, chunks);
+  return call.out;
 }
 
 }  // namespace fovea::test

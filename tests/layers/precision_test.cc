@@ -32,12 +32,6 @@ class IsaScope {
   std::string before_;
 };
 
-double largest(const TensorView& t) {
-  double most = 0;
-  for (int64_t i = 0; i < t.elements(); ++i) most = std::max(most, std::abs(element(t, i)));
-  return most;
-}
-
 // Gradients that cancel (a bias of k has none at all) are held to the scale of the others.
 void expect_close(const std::string& name, const TensorView& got, const TensorView& want,
                   double tolerance, double scale) {

@@ -21,10 +21,10 @@ class CudaContender : public Contender {
 
   std::string impl() const override { return "fovea-" + plan_.backend(); }
   std::string kernel() const override { return plan_.kernel(); }
-  const char* timing(Pass) const override { return "graph"; }
+  const char* timing(BenchPass) const override { return "graph"; }
   bool gives_lse() const override { return true; }
 
-  Status produce(Pass pass) override {
+  Status produce(BenchPass pass) override {
     if (Status done = there_.upload(); !done.ok()) return done;
     // What the copies queued must be there before another stream reads it.
     if (Status done = harness::wait_for_device(device_); !done.ok()) return done;
@@ -32,7 +32,7 @@ class CudaContender : public Contender {
     return there_.download();
   }
 
-  Result<double> sample(Pass pass, int repeats, WarmRun warm) override {
+  Result<double> sample(BenchPass pass, int repeats, WarmRun warm) override {
     const ReplayCounts counts = replay_counts(repeats, warm);
     std::unique_ptr<Replay>& replay = replays_[{pass, counts.calls}];
     if (replay == nullptr) {
@@ -46,13 +46,13 @@ class CudaContender : public Contender {
     return *seconds * repeats / counts.runs();
   }
 
-  std::optional<int64_t> memory_bytes(Pass pass) override {
-    return static_cast<int64_t>(plan_.workspace_bytes(pass));
+  std::optional<int64_t> memory_bytes(BenchPass pass) override {
+    return static_cast<int64_t>(plan_.workspace_bytes(operator_pass(pass)));
   }
 
  private:
-  Status launch(Pass pass, Stream stream) {
-    if (pass == Pass::kForward) {
+  Status launch(BenchPass pass, Stream stream) {
+    if (pass == BenchPass::kForward) {
       return plan_.forward(there_.forward(), workspace_.view(), stream);
     }
     return plan_.backward(there_.backward(), workspace_.view(), stream);
@@ -62,7 +62,7 @@ class CudaContender : public Contender {
   int device_;
   harness::DeviceTensors there_;
   harness::DeviceWorkspace workspace_;
-  std::map<std::pair<Pass, int>, std::unique_ptr<Replay>> replays_;  // by calls in the graph
+  std::map<std::pair<BenchPass, int>, std::unique_ptr<Replay>> replays_;  // by calls in the graph
 };
 
 }  // namespace

@@ -6,8 +6,7 @@
 #include "base/refusal.h"
 #include "layers/cpu/isa_table.h"
 
-namespace fovea::layers {
-namespace cpu {
+namespace fovea::layers::cpu {
 namespace {
 
 int64_t aligned(int64_t bytes) { return ceil_div(bytes, 64) * 64; }
@@ -147,13 +146,14 @@ Rotation CpuEngine::turned(const RowPositions& positions, Direction direction) c
   return rotation;
 }
 
-void CpuEngine::rotate(Run& run, const TensorView& x, const RowPositions& positions,
-                       Direction direction) const {
+void CpuEngine::rotate(Run& run, std::initializer_list<Turn> turns, Direction direction) const {
   if (!run.status.ok() || rotation_.turning == 0) return;
-  const RotateRows rotate{head_rows(x), turned(positions, direction)};
-  over_rows(row_count(x), [&](int64_t begin, int64_t end, int worker) {
-    k_.rotate(rotate, begin, end, worker_scratch(run, worker));
-  });
+  for (const auto& [x, positions] : turns) {
+    const RotateRows rotate{head_rows(x), turned(positions, direction)};
+    over_rows(row_count(x), [&](int64_t begin, int64_t end, int worker) {
+      k_.rotate(rotate, begin, end, worker_scratch(run, worker));
+    });
+  }
 }
 
 void CpuEngine::normalise(Run& run, const TensorView& x, const Norm& norm,
@@ -180,14 +180,20 @@ void CpuEngine::normalise_backward(Run& run, const TensorView& dy, const TensorV
   if (dbias.given()) k_.store_sums(sums + dim, dim, dbias.data, 1);
 }
 
-void CpuEngine::copy(Run& run, const TensorView& from, const TensorView& to) const {
+void CpuEngine::copy(Run& run, std::initializer_list<Copy> copies) const {
   if (!run.status.ok()) return;
-  const CopyRows copy{head_rows(from), head_rows(to)};
-  over_rows(row_count(from), [&](int64_t begin, int64_t end, int) { k_.copy(copy, begin, end); });
+  for (const auto& [from, to] : copies) {
+    if (!to.given() || to.elements() == 0) continue;
+    if (!from.given()) {
+      zero(to);
+      continue;
+    }
+    const CopyRows copy{head_rows(from), head_rows(to)};
+    over_rows(row_count(from), [&](int64_t begin, int64_t end, int) { k_.copy(copy, begin, end); });
+  }
 }
 
-void CpuEngine::zero(Run& run, const TensorView& to) const {
-  if (!run.status.ok()) return;
+void CpuEngine::zero(const TensorView& to) const {
   const HeadRows rows = head_rows(to);
   const int64_t size = dtype_bytes(dtype_);
   for (int64_t row = 0; row < row_count(to); ++row) {
@@ -224,21 +230,15 @@ void CpuEngine::fill_alibi_slopes(Run& run, const TensorView& to) const {
   }
 }
 
-}  // namespace cpu
-
 Result<std::unique_ptr<const LayerEngine>> make_engine(const DeviceInfo& device, DType dtype,
                                                        const EngineNeeds& needs) {
-  if (device.device.type != DeviceType::kCpu) {
-    return unsupported("make_layer", "layers do not run on " + show(device.device),
-                       {{"cpu", {"device is cuda, takes cpu"}}});
-  }
-  const cpu::Kernels* kernels = cpu::kernels_for(device.isa, dtype);
+  const Kernels* kernels = kernels_for(device.isa, dtype);
   if (kernels == nullptr) {
     return unsupported("make_layer", "layers do not run on this machine's CPU",
                        {{"cpu", {"isa is \"" + device.isa + "\", this machine does not have it"}}});
   }
   return std::unique_ptr<const LayerEngine>(
-      std::make_unique<cpu::CpuEngine>(*kernels, dtype, device.threads, needs));
+      std::make_unique<CpuEngine>(*kernels, dtype, device.threads, needs));
 }
 
-}  // namespace fovea::layers
+}  // namespace fovea::layers::cpu

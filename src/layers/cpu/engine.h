@@ -45,22 +45,17 @@ class CpuEngine final : public LayerEngine {
                  const Projection& dp) const override;
   void head_linear(Run& run, const TensorView& x, const TensorView& weight, Block block,
                    const TensorView& y) const override;
-  void head_linear_dx(Run& run, const TensorView& dy, const TensorView& weight,
-                      const TensorView& dx, Write write) const override;
-  void head_linear_dw(Run& run, const TensorView& dy, const TensorView& x,
-                      const TensorView& dweight) const override;
   void sum_heads(Run& run, const TensorView& x, const TensorView& y) const override;
-  void rotate(Run& run, const TensorView& x, const RowPositions& positions,
-              Direction direction) const override;
+  void rotate(Run& run, std::initializer_list<Turn> turns, Direction direction) const override;
   void normalise(Run& run, const TensorView& x, const Norm& norm,
                  const TensorView& y) const override;
   void normalise_backward(Run& run, const TensorView& dy, const TensorView& x, const Norm& norm,
                           const TensorView& dx, const TensorView& dweight,
                           const TensorView& dbias) const override;
+  Result<size_t> prologue_bytes(const Prologue&, Pass) const override { return size_t{0}; }
   void prologue(Run& run, const Prologue& p) const override;
   void prologue_backward(Run& run, const Prologue& p, const PrologueGradients& g) const override;
-  void copy(Run& run, const TensorView& from, const TensorView& to) const override;
-  void zero(Run& run, const TensorView& to) const override;
+  void copy(Run& run, std::initializer_list<Copy> copies) const override;
   void fill_lengths(Run& run, int64_t length, const TensorView& to) const override;
   void fill_alibi_slopes(Run& run, const TensorView& to) const override;
 
@@ -81,6 +76,7 @@ class CpuEngine final : public LayerEngine {
     in_turns(count, make, [&](const Gemm* gemms, int64_t turn) { multiply(run, gemms, turn); });
   }
   void sum_columns(const Run& run, const TensorView& x, const TensorView& to) const;
+  void zero(const TensorView& to) const;
 
   // y[t] = sum_j weight[j] x[t + j] + bias, over as many rows as y has.
   void convolve(const Run& run, const Conv& conv, const TensorView& x, const TensorView& y) const;
@@ -126,5 +122,8 @@ class CpuEngine final : public LayerEngine {
   Rotation rotation_;
   std::vector<std::byte> table_;
 };
+
+Result<std::unique_ptr<const LayerEngine>> make_engine(const DeviceInfo& device, DType dtype,
+                                                       const EngineNeeds& needs);
 
 }  // namespace fovea::layers::cpu

@@ -160,9 +160,10 @@ void CpuEngine::prologue(Run& run, const Prologue& p) const {
     k_.couple(couple, begin, end, worker_scratch(run, worker));
   });
   const int64_t now = p.mix.value_shift ? v / 2 : v;
-  copy(run, columns(rows(p.z, p.lead, q_len), qk, now), columns(p.v, 0, now));
+  copy(run, {{columns(rows(p.z, p.lead, q_len), qk, now), columns(p.v, 0, now)}});
   if (!p.mix.value_shift) return;
-  copy(run, columns(rows(p.z, p.lead - 1, q_len), qk + now, v - now), columns(p.v, now, v - now));
+  copy(run,
+       {{columns(rows(p.z, p.lead - 1, q_len), qk + now, v - now), columns(p.v, now, v - now)}});
 }
 
 void CpuEngine::prologue_backward(Run& run, const Prologue& p, const PrologueGradients& g) const {
@@ -186,20 +187,18 @@ void CpuEngine::prologue_backward(Run& run, const Prologue& p, const PrologueGra
   }
 
   const int64_t now = p.mix.value_shift ? v / 2 : v;
-  copy(run, columns(g.dv, 0, now), columns(g.dz, qk, now));
+  copy(run, {{columns(g.dv, 0, now), columns(g.dz, qk, now)}});
   if (p.mix.value_shift && q_len > 0) {  // a token's second half is the value of the one before
     const TensorView from = columns(g.dv, now, v - now), to = columns(g.dz, qk + now, v - now);
-    copy(run, rows(from, 1, q_len - 1), rows(to, 0, q_len - 1));
-    zero(run, rows(to, q_len - 1, 1));
+    copy(run, {{rows(from, 1, q_len - 1), rows(to, 0, q_len - 1)}, {{}, rows(to, q_len - 1, 1)}});
   }
   if (!p.convolve) return;
 
   // Beyond the sequence's ends there is no gradient to come from.
   const int64_t reach = p.first.taps - 1 + margin, u_rows = margin + q_len;
-  zero(run, rows(g.dmixed, 0, margin));
-  zero(run, rows(g.dmixed, margin + q_len, margin));
+  copy(run, {{{}, rows(g.dmixed, 0, margin)}, {{}, rows(g.dmixed, margin + q_len, margin)}});
   convolve_dx(run, p.second, g.dmixed, margin, rows(g.du, 0, u_rows), Write::kSet);
-  zero(run, rows(g.du, u_rows, p.first.taps - 1));
+  copy(run, {{{}, rows(g.du, u_rows, p.first.taps - 1)}});
   convolve_dx(run, p.first, g.du, reach, columns(g.dz, 0, qk), Write::kAdd);
   convolve_dw(run, g.second, rows(g.dmixed, margin, q_len), p.u);
   convolve_dw(run, g.first, rows(g.du, 0, u_rows),

@@ -17,6 +17,7 @@ struct ForwardArguments {
   int batch;
   bool longest_first;   // tiles of rows in the order of their work over all heads, not head by head
   bool tiles_of_heads;  // no tile holds rows of two heads
+  int turn;             // where warps share rows: blocks from this one on in the opposite order
   // Of batch * head_kv, head_kv, tiles of rows of a KV head, group.
   Divider of_heads, of_head_kv, of_tiles, of_group;
 

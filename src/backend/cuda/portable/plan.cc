@@ -2,6 +2,7 @@
 #include "backend/cuda/portable/plan.h"
 
 #include <algorithm>
+#include <limits>
 #include <span>
 
 #include "backend/sequence.h"
@@ -197,6 +198,9 @@ ForwardArguments plan_forward(const AttentionProblem& p, const ForwardConfig& c,
   }
   a.batch = static_cast<int>(p.batch);
   a.longest_first = cut.longest_first;
+  // Blocks whose warps share rows run all at once, the second of an SM beside its first: the
+  // shortest beside the longest.
+  a.turn = cut.longest_first ? gpu.sm_count : std::numeric_limits<int>::max();
   a.tiles_of_heads = tiles_of_heads(p, c);
   a.of_heads = Divider::by(p.batch * p.head_kv);
   a.of_head_kv = Divider::by(p.head_kv);

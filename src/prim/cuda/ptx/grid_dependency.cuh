@@ -13,6 +13,20 @@ __device__ __forceinline__ void wait_for_earlier_kernels() {
 #endif
 }
 
+// The same, once these addresses are known. Compilers would put their computation off until after
+// the wait, which is where it costs time: that it might trap, as it never does, keeps it here.
+__device__ __forceinline__ void wait_for_earlier_kernels_with(const void* a, const void* b,
+                                                              const void* c) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{ .reg .pred none; .reg .b64 any;\n"
+      "  or.b64 any, %0, %1; or.b64 any, any, %2;\n"
+      "  setp.eq.u64 none, any, 0; @none trap; }" ::"l"(a),
+      "l"(b), "l"(c));
+#endif
+  wait_for_earlier_kernels();
+}
+
 // Lets blocks of the next kernel take the room that this one's leave, and wait there. They go where
 // room is, not where the balance would be: only few blocks that end together should ask for it.
 __device__ __forceinline__ void let_next_kernel_begin() {

@@ -1,4 +1,4 @@
-// 2^x, pairs of floats as pairs of 16-bit values, and floats as tf32.
+// Words of set bits, 2^x, pairs of floats as pairs of 16-bit values, and floats as tf32.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -8,6 +8,13 @@
 #include <type_traits>
 
 namespace fovea::ptx {
+
+// A word whose lowest n bits are set: none where n is negative, all from 32 on.
+__device__ __forceinline__ uint32_t bits_below(int n) {
+  uint32_t bits;
+  asm("bmsk.clamp.b32 %0, 0, %1;" : "=r"(bits) : "r"(n < 0 ? 0 : n));
+  return bits;
+}
 
 // A float in memory that tensor cores multiply as tf32: the range of a float, 11 bits of precision.
 struct TensorFloat {

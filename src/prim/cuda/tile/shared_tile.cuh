@@ -170,11 +170,25 @@ struct TileLoader {
   template <bool kEnds = false>
   __device__ __forceinline__ static void fill_whole(uint32_t shared, const T* base, int64_t stride,
                                                     int row, int end = 0) {
+    fill_share<kEnds>(shared, share(base, stride, row, end), stride);
+  }
+
+  // The same in two steps: what this thread is to bring, and bringing it.
+  struct Share {
+    const T* source;
+    int left;  // rows from its first to the end
+  };
+  __device__ __forceinline__ static Share share(const T* base, int64_t stride, int row, int end) {
+    const int first = source_row(threadIdx.x / kPerRow), lane = threadIdx.x % kPerRow;
+    return {base + (row + first) * stride + lane * kPerChunk, end - row - first};
+  }
+  template <bool kEnds>
+  __device__ __forceinline__ static void fill_share(uint32_t shared, const Share& share,
+                                                    int64_t stride) {
     constexpr bool kRepeats = kRowStep % 8 == 0;  // the exchange of chunks does
     static_assert(!kRuns || kRowStep % 16 == 0);
     const int first = threadIdx.x / kPerRow, lane = threadIdx.x % kPerRow;
-    const T* source = base + (row + source_row(first)) * stride + lane * kPerChunk;
-    const int left = end - row - source_row(first);
+    const T* source = share.source;
 #pragma unroll
     for (int r = 0; r < Tile::kRows; r += kRowStep) {
       if (Tile::kRows % kRowStep != 0 && first + r >= Tile::kRows) break;
@@ -184,7 +198,7 @@ struct TileLoader {
             shared + (kRepeats ? Tile::offset(first, c + lane) + r * Tile::row_bytes(c)
                                : Tile::offset(first + r, c + lane));
         if constexpr (kEnds) {
-          ptx::cp_async_16(to, source + c * kPerChunk, left > source_row(r) ? 16 : 0);
+          ptx::cp_async_16(to, source + c * kPerChunk, share.left > source_row(r) ? 16 : 0);
         } else {
           ptx::cp_async_16(to, source + c * kPerChunk);
         }

@@ -43,9 +43,13 @@ class Consumer {
     while (more) {
       const Work& work = s_.work[works.stage()];
       const RowsSeen seen = rows_seen(work);
-      add_blocks(work, seen);
+      if (has_rows(work)) {
+        add_blocks(work, seen);
+        ask_for_care(care_of(work), s_.failed[works.stage()]);
+      } else {
+        pass_blocks(work);
+      }
       const bool clean = (care_of(work) & kClean) != 0;
-      ask_for_care(care_of(work), s_.failed[works.stage()]);
       const Epilogue<Shape> epilogue(a_, s_, work, warpgroup_);
       if (clean) epilogue.store_clean(softmax_, out_, work, seen);
       __syncwarp();
@@ -75,7 +79,7 @@ class Consumer {
     works.wait();
     const Work& work = s_.work[works.stage()];
     const bool more = work.tile >= 0;
-    if (more) {
+    if (more && has_rows(work)) {
       q_.wait();
       const int end = end_of_blocks(work, rows_seen(work));
       leave_out(k_, work.end - end);
@@ -90,6 +94,27 @@ class Consumer {
   // How carefully this warpgroup works on a tile; read where it is needed, for want of registers.
   __device__ __forceinline__ int care_of(const Work& work) const {
     return work.care | s_.usual_care[warpgroup_];
+  }
+
+  // Whether the tile, a sequence's last, reaches to this warpgroup's rows. The compiler is told
+  // that the answer is the same for all lanes: counters of rings are advanced by it.
+  __device__ __forceinline__ bool has_rows(const Work& work) const {
+    return __shfl_sync(0xffffffffu, work.row + warpgroup_ * kRowsOfWarpgroup < work.q_len, 0);
+  }
+
+  // A tile without rows for this warpgroup: all it does is to take part.
+  __device__ __forceinline__ void pass_blocks(const Work& work) {
+#pragma unroll 1
+    for (int left = work.end - work.begin; left > 0; --left) {
+      leave_out(k_, 1);
+      if (left > 1) {
+        wait_for_turn();
+        give_turn();
+      }
+      leave_out(v_, 1);
+    }
+    q_.wait();
+    release_queries();
   }
 
   // From the scores of the first block to the sums over all of them.
@@ -170,14 +195,19 @@ class Consumer {
     q_.advance();
   }
 
-  // Has the tile done again where it needs more care. A warpgroup whose scores went out of range
-  // does all that follows safely at once: data is seldom so for one tile alone.
+  // Has the tile done again where it needs more care. Once scores of any warpgroup went out of
+  // range, each does all that follows safely, from its next tile on: data is seldom so for one tile
+  // alone.
   __device__ __forceinline__ void ask_for_care(int care, int& failed) {
     const int needed = softmax_.needed_care(out_) & ~care;
     // Asked of all its warps together, for they have to go the same way; each then writes the
     // answer for itself.
-    const bool range = ptx::barrier_or(kOwnBarrier + warpgroup_, kWarpgroup, (needed & kSafe) != 0);
-    if (range && lane() == 0) s_.usual_care[warpgroup_] = kSafe;
+    const bool range = ptx::barrier_or(kOwnBarrier + warpgroup_, kWarpgroup,
+                                       ((needed | s_.out_of_range) & kSafe) != 0);
+    if (range && lane() == 0) {
+      s_.usual_care[warpgroup_] = kSafe;
+      s_.out_of_range = kSafe;
+    }
     __syncwarp();
     if (!__any_sync(0xffffffffu, needed != 0)) return;
     if (lane() == 0) atomicOr(&failed, range ? kSafe : kSafe | kClean);

@@ -28,6 +28,13 @@ constexpr int64_t kTicketBlocks = 40;
 // Whether rows see different numbers of keys.
 bool unequal(const AttentionProblem& p) { return p.mask.right >= 0; }
 
+// Where three or four warpgroups see different blocks, leaving some out gains more than turns do
+// (H200, causal: head dim 64, 512 keys 152 -> 128 us, 4096 556 -> 536; 128, grouped heads, 4096 607
+// -> 620 TFLOP/s; full, 64: 997 -> 1009 us).
+bool takes_turns(const AttentionProblem& p, const ForwardConfig& c) {
+  return !unequal(p) || c.warpgroups == 2;
+}
+
 // What a problem takes with a kernel, in rows times keys of one SM.
 double cost(const AttentionProblem& p, const ForwardConfig& c, const GpuInfo& gpu) {
   const int64_t row_tiles = ceil_div(p.q_len, c.tile_q()), heads = p.head_q * p.batch;
@@ -37,7 +44,8 @@ double cost(const AttentionProblem& p, const ForwardConfig& c, const GpuInfo& gp
   // Equal tiles come in waves. Unequal ones fill gaps, but the longest has to be waited for.
   double keys = kv_len, tiles = tiles_of_sm;
   if (unequal(p)) {
-    keys = std::max(kv_len - static_cast<double>(p.q_len) / 2, kv_len / 2) + tile_q / 2;
+    const double hidden = takes_turns(p, c) ? tile_q / 2 : kRowsOfWarpgroup / 2;
+    keys = std::max(kv_len - static_cast<double>(p.q_len) / 2, kv_len / 2) + hidden;
     tiles = std::max(tiles_of_sm, kv_len / keys);
   } else if (tiles_of_sm < 4) {
     tiles = std::ceil(tiles_of_sm);
@@ -102,9 +110,7 @@ ForwardPlan plan_forward(const AttentionProblem& p, const GpuInfo& gpu) {
   const bool uneven =
       unequal(p) || p.layout == Layout::kPacked || has(p.features, Feature::kKeyLengths);
   plan.ticket = uneven && whole_tiles * key_blocks > kTicketBlocks * gpu.sm_count;
-  // Where four warpgroups see different blocks, leaving some out gains more than turns do (H200,
-  // head dim 64, causal: 512 keys 152 -> 128 us, 4096 556 -> 536; full: 997 -> 1009).
-  plan.turns = !(unequal(p) && c.warpgroups == 4);
+  plan.turns = takes_turns(p, c);
   return plan;
 }
 

@@ -47,6 +47,7 @@ struct Shared {
   Work work[kSlots];
   int failed[kSlots];             // care that the tile of a slot needs and did not get
   int usual_care[kC.warpgroups];  // that tiles get at least
+  int out_of_range;               // whether any warpgroup met such scores
 
   __device__ __forceinline__ void init() {
     constexpr int kWarps = 4;
@@ -56,6 +57,7 @@ struct Shared {
     work_ring.init(kC.warpgroups * kWarps);
     for (int slot = 0; slot < kSlots; ++slot) failed[slot] = kBold;
     for (int& care : usual_care) care = kBold;
+    out_of_range = 0;
     ptx::mbarrier_init_fence();
   }
 };

@@ -10,7 +10,8 @@
 
 namespace fovea::cuda {
 
-template <typename T, int kM, int kKeys>
+// kWaited: a chunk is a whole tile of keys, and has been waited for with them.
+template <typename T, int kM, int kKeys, bool kWaited>
 class BiasTerms : public TermRows<kM> {
   using Base = TermRows<kM>;
   using Base::kRows, Base::lane, Base::warp, Base::p_;
@@ -61,9 +62,15 @@ class BiasTerms : public TermRows<kM> {
   // has been fetched; what keys next .. begin at is fetched besides (unless negative).
   __device__ __forceinline__ void start(Scores& scores, int first, bool now, int next) {
     if (now) {
-      uint32_t bias[kM][kN][2];
-      take(bias);
-      unpack(scores, bias);
+      wait();
+      each_pair_of_fragments([&](int m, int n, const uint32_t(&bias)[4]) {
+#pragma unroll
+        for (int x = 0; x < 4; ++x) {
+          const float2 two = ptx::unpack<T>(bias[x]);
+          scores[m][n + x / 2][x % 2 * 2] = two.x * p_.inverse_scale;
+          scores[m][n + x / 2][x % 2 * 2 + 1] = two.y * p_.inverse_scale;
+        }
+      });
     } else {
       this->start_each(
           scores, [&](int n) { return key_at(first, n); },
@@ -86,21 +93,23 @@ class BiasTerms : public TermRows<kM> {
   // it.
   template <bool kExact>
   __device__ __forceinline__ void start_fetched(Scores& scores, int first, int next) {
-    uint32_t bias[kM][kN][2];
-    take(bias);
-    fetch_whole(next >= 0 ? next : first);  // again, to spare a branch
-    ahead_key_ = next;
     // -inf would meet the zeros beside the diagonal. These (-65504, -2^100) hide as well from a row
     // that has a reference.
     constexpr uint32_t kLeast = kHalf ? 0xfbfffbff : 0xf180f180;
-#pragma unroll
-    for (int x = 0; x < kM * kN * 2; ++x) {
-      uint32_t& pair = bias[x / 2 / kN][x / 2 % kN][x % 2];
-      pair = ptx::max_of_pairs<T>(pair, kLeast);
-    }
+    if constexpr (!kWaited) wait();
     tile::clear(scores);
-    add_product(scores, bias, diagonal_);
-    if constexpr (!kExact) add_product(scores, bias, rest_);
+    each_pair_of_fragments([&](int m, int n, uint32_t(&bias)[4]) {
+#pragma unroll
+      for (int x = 0; x < 4; ++x) bias[x] = ptx::max_of_pairs<T>(bias[x], kLeast);
+#pragma unroll
+      for (int x = 0; x < 2; ++x) {
+        ptx::Fragment& begin = scores[m][n + x];
+        ptx::mma_m16n8k8<T>(begin, bias[2 * x], bias[2 * x + 1], diagonal_);
+        if constexpr (!kExact) ptx::mma_m16n8k8<T>(begin, bias[2 * x], bias[2 * x + 1], rest_);
+      }
+    });
+    fetch_whole(next >= 0 ? next : first);  // again, to spare a branch
+    ahead_key_ = next;
   }
 
   // A bias is added whatever the product is; it hides no key.
@@ -141,49 +150,28 @@ class BiasTerms : public TermRows<kM> {
     ptx::cp_async_commit();
   }
 
-  // What has been fetched, as the operand of products.
-  __device__ __forceinline__ void take(uint32_t (&bias)[kM][kN][2]) const {
+  // Until what this warp has asked for is there.
+  static __device__ __forceinline__ void wait() {
     ptx::cp_async_wait<0>();
     __syncwarp();
+  }
+
+  // body(m, n, bias): what has been fetched for fragments [m][n] and [m][n + 1], as the left
+  // operands of two products.
+  template <typename Body>
+  __device__ __forceinline__ void each_pair_of_fragments(Body body) const {
     const auto at = Tile::Lane::rows_first();
 #pragma unroll
-    for (int m = 0; m < kM; ++m) {
+    for (int n = 0; n < kN; n += 2) {
 #pragma unroll
-      for (int n = 0; n < kN; n += 2) {
-        uint32_t two[4];
-        ptx::ldmatrix_x4(two, tile_ + at.at(16 * m, 8 * n));
-#pragma unroll
-        for (int x = 0; x < 4; ++x) bias[m][n + x / 2][x % 2] = two[x];
+      for (int m = 0; m < kM; ++m) {
+        uint32_t bias[4];
+        ptx::ldmatrix_x4(bias, tile_ + at.at(16 * m, 8 * n));
+        body(m, n, bias);
       }
     }
   }
 
-  __device__ __forceinline__ void unpack(Scores& scores, const uint32_t (&bias)[kM][kN][2]) const {
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int n = 0; n < kN; ++n) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float2 two = ptx::unpack<T>(bias[m][n][half]);
-          scores[m][n][2 * half] = two.x * p_.inverse_scale;
-          scores[m][n][2 * half + 1] = two.y * p_.inverse_scale;
-        }
-      }
-    }
-  }
-
-  static __device__ __forceinline__ void add_product(Scores& scores,
-                                                     const uint32_t (&bias)[kM][kN][2],
-                                                     uint32_t diagonal) {
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int n = 0; n < kN; ++n) {
-        ptx::mma_m16n8k8<T>(scores[m][n], bias[m][n][0], bias[m][n][1], diagonal);
-      }
-    }
-  }
   // What this lane holds of one.
   static __device__ __forceinline__ uint32_t diagonal(float x) {
     const int row = lane() % 4 * 2, col = lane() / 4;

@@ -16,6 +16,7 @@
 #include "backend/cuda/portable/forward/nonfinite.cuh"
 #include "backend/cuda/portable/forward/place.cuh"
 #include "backend/cuda/portable/forward/scores.cuh"
+#include "backend/cuda/portable/forward/stages.cuh"
 #include "prim/cuda/ptx/grid_dependency.cuh"
 #include "prim/cuda/tile/products.cuh"
 
@@ -35,28 +36,21 @@ class ForwardBlock {
   static constexpr int kTileQ = kC.tile_q(), kTileKv = kC.tile_kv;
   static constexpr int kSharing = kC.key_warps;
   static constexpr int kThreads = kC.threads();
-  using TileQ = tile::SharedTile<T, kTileQ, kC.dim_qk>;
-  using TileK = tile::SharedTile<T, kTileKv, kC.dim_qk>;
-  using TileV = tile::SharedTile<T, kTileKv, kC.dim_v, kComputed || kMask>;
-  using LoaderQ = tile::TileLoader<T, TileQ, kThreads>;
-  using LoaderK = tile::TileLoader<T, TileK, kThreads, kMask>;
-  using LoaderV = tile::TileLoader<T, TileV, kThreads, kMask>;
+  using Stages = ForwardStages<Shape>;
+  using TileQ = typename Stages::TileQ;
+  using TileK = typename Stages::TileK;
+  using TileV = typename Stages::TileV;
   struct NothingRead {
     __device__ __forceinline__ NothingRead(const Problem&, const Place&, uint32_t, int) {}
   };
   using Read =
-      std::conditional_t<kBias, BiasTerms<T, kM, kC.chunk_kv>,
+      std::conditional_t<kBias, BiasTerms<T, kM, kC.chunk_kv, kTileKv == kC.chunk_kv>,
                          std::conditional_t<kMask, MaskTerms<kM, kC.chunk_kv>, NothingRead>>;
 
  public:
   __device__ __forceinline__ ForwardBlock(const ForwardArguments& a, SharedForwardPlace& place,
                                           uint32_t shared)
-      : a_(a),
-        place_(place),
-        s_q_(shared),
-        s_k_(shared + TileQ::kBytes),
-        s_v_(s_k_ + 2 * TileK::kBytes),
-        read_(a.p, place, s_v_ + 2 * TileV::kBytes, kTileQ) {}
+      : a_(a), place_(place), stages_(a, shared), read_(a.p, place, stages_.end(), kTileQ) {}
 
   __device__ __forceinline__ void run() {
     if (!start()) return;
@@ -65,7 +59,7 @@ class ForwardBlock {
       start_sink();
       tile::clear(out_);
       settled_ = false;
-      [[maybe_unused]] int first = kRead ? first_key(place_, 0) : 0, next = -1;
+      [[maybe_unused]] int first = kRead ? Stages::first_key(place_, 0) : 0, next = -1;
       for (int n = 0; n < place_.count; ++n) {
         // The first two tiles were asked for together.
         if (n == 0) {
@@ -73,28 +67,28 @@ class ForwardBlock {
         } else {
           ptx::cp_async_wait<0>();
         }
-        if (n == 0) LoaderQ::round(s_q_);
+        if (n == 0) stages_.round_queries();
         __syncthreads();
         if constexpr (kC.q_in_registers) {
-          if (n == 0) tile::rows_of_tile<TileQ>(q_, s_q_, first_row());
+          if (n == 0) tile::rows_of_tile<TileQ>(q_, stages_.q(), first_row());
         }
         const int stage = n % 2;
         if constexpr (kRead) {
-          next = n + 1 < place_.count ? first_key(place_, n + 1) : -1;
-          if (n > 0 && next >= 0) load_stage(place_, 1 - stage, next);
+          next = n + 1 < place_.count ? Stages::first_key(place_, n + 1) : -1;
+          if (n > 0 && next >= 0) stages_.load(place_, 1 - stage, next);
         } else if (n > 0 && n + 1 < place_.count) {
-          load_stage(place_, 1 - stage, first_key(place_, n + 1));
+          stages_.load(place_, 1 - stage, Stages::first_key(place_, n + 1));
         }
         ptx::cp_async_commit();
         if (place_.careful) {
-          const bool found = hide_nonfinite<T, TileV, kThreads>(s_v_ + stage * TileV::kBytes);
+          const bool found = hide_nonfinite<T, TileV, kThreads>(stages_.v(stage));
           if (found && threadIdx.x == 0) place_.nonfinite = true;
         }
         if constexpr (kRead) {
           tile_of_read(n, first, next);
           first = next;
         } else {
-          tile(stage, first_key(place_, n));
+          tile(stage, Stages::first_key(place_, n));
         }
       }
       ptx::cp_async_wait<0>();
@@ -106,12 +100,12 @@ class ForwardBlock {
       if (!__syncthreads_or(!place_.careful && !plausible())) break;
       if (threadIdx.x == 0) place_.careful = true;
       __syncthreads();
-      load_first_stages(place_);
+      stages_.load_first(place_);
     }
     if constexpr (kSharing > 1) {
-      JoiningEpilogue<Shape>(a_, place_, s_q_).store(softmax_, out_);
+      JoiningEpilogue<Shape>(a_, place_, stages_.q()).store(softmax_, out_);
     } else {
-      ForwardEpilogue<Shape> epilogue(a_, place_, s_q_, softmax_, out_);
+      ForwardEpilogue<Shape> epilogue(a_, place_, stages_.q(), softmax_, out_);
       if (a_.parts.count > 1) {
         epilogue.store_partial();
       } else {
@@ -132,13 +126,7 @@ class ForwardBlock {
     ForwardPlace place;
     if (a_.p.lengths_are_read()) ptx::wait_for_earlier_kernels();
     find_place<Shape>(a_, place);
-    ptx::wait_for_earlier_kernels();
-    if (place.rows <= 0) return false;
-    load_queries<T, TileQ, kThreads>(s_q_, a_.q, place, a_.p.group, place.span, place.rows,
-                                     a_.p.dim_qk, a_.vector_qk, whole_fragments<TileQ>(place.rows));
-    place.keys = rows_at<const T>(a_.k, place.s, place.s.kv_row, place.head_kv);
-    place.values = rows_at<const T>(a_.v, place.s, place.s.kv_row, place.head_kv);
-    load_first_stages(place);
+    if (!stages_.begin(place)) return false;
     if (lane() == 0) place_.warps[warp()] = sights_of_warp<kM>(a_.p, place, first_row());
     if (threadIdx.x == 0) static_cast<ForwardPlace&>(place_) = place;
     __syncthreads();
@@ -148,45 +136,11 @@ class ForwardBlock {
     return true;
   }
 
-  // Of the n-th tile of keys.
-  static __device__ __forceinline__ int first_key(const ForwardPlace& place, int n) {
-    return place.key_begin + place.tiles.tile(n) * kTileKv;
-  }
-
   static __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
   // Which of the warps that hold the same rows this is: each takes its share of the keys.
   static __device__ __forceinline__ int share() { return warp() % kSharing; }
   static __device__ __forceinline__ int first_row() { return warp() / kSharing * kM * 16; }
-
-  __device__ __forceinline__ void load_first_stages(const ForwardPlace& place) {
-#pragma unroll 1
-    for (int n = 0; n < 2; ++n) {
-      if (n < place.count) load_stage(place, n, first_key(place, n));
-      ptx::cp_async_commit();
-    }
-  }
-
-  __device__ __forceinline__ void load_stage(const ForwardPlace& place, int stage, int first) {
-    const int end = place.key_end;  // fragments past the last key are not looked at
-    const uint32_t s_k = s_k_ + stage * TileK::kBytes, s_v = s_v_ + stage * TileV::kBytes;
-    // Where warps share rows the last tile takes the same way as the others: it is one of few, and
-    // a way of its own would be code to fetch.
-    constexpr bool kEnds = kSharing > 1;
-    if (a_.whole_rows && (kEnds || end - first >= kTileKv)) {
-      LoaderK::template fill_whole<kEnds>(s_k, static_cast<const T*>(place.keys), a_.k.row, first,
-                                          end);
-      LoaderV::template fill_whole<kEnds>(s_v, static_cast<const T*>(place.values), a_.v.row, first,
-                                          end);
-      return;
-    }
-    constexpr int kStep = kRead ? kC.chunk_kv : 32;
-    const int filled = whole_fragments<TileK, kStep>(end - first);
-    load_keys<T, TileK, kThreads, kMask>(s_k, a_.k, place, first, end, a_.p.dim_qk, a_.vector_qk,
-                                         filled);
-    load_keys<T, TileV, kThreads, kMask>(s_v, a_.v, place, first, end, a_.p.dim_v, a_.vector_v,
-                                         filled);
-  }
 
   // Whether the sums and outputs of this lane's rows can be trusted.
   __device__ __forceinline__ bool plausible() const {
@@ -222,7 +176,7 @@ class ForwardBlock {
 
   __device__ __forceinline__ void tile(int stage, int first) {
     constexpr int kChunks = kTileKv / kC.chunk_kv;
-    const uint32_t s_k = s_k_ + stage * TileK::kBytes, s_v = s_v_ + stage * TileV::kBytes;
+    const uint32_t s_k = stages_.k(stage), s_v = stages_.v(stage);
     const WarpSight& sight = place_.warps[warp()];
     // Terms cost more than a look at the reference. Where warps share rows and have few chunks
     // each, code that is fetched for the first time takes longer than such looks.
@@ -320,7 +274,7 @@ class ForwardBlock {
   template <bool kCareful, bool kExact>
   __device__ __forceinline__ void add_read_chunk(int n, int chunk, int begin, bool now, int next) {
     constexpr int kKeys = kC.chunk_kv;
-    const uint32_t s_k = s_k_ + n % 2 * TileK::kBytes, s_v = s_v_ + n % 2 * TileV::kBytes;
+    const uint32_t s_k = stages_.k(n % 2), s_v = stages_.v(n % 2);
     const WarpSight& sight = place_.warps[warp()];
     const float to_log2 = a_.p.scale * kLog2e;
     ptx::Fragment scores[kM][kKeys / 8];
@@ -336,7 +290,7 @@ class ForwardBlock {
     if constexpr (kC.q_in_registers) {
       tile::add_dot_fragments<T, TileK>(scores, q_, s_k, chunk);
     } else {
-      tile::add_dot_rows<T, TileQ, TileK>(scores, s_q_, first_row(), s_k, chunk);
+      tile::add_dot_rows<T, TileQ, TileK>(scores, stages_.q(), first_row(), s_k, chunk);
     }
     if constexpr (kCareful) {
       if (place_.careful) read_.hide(scores, hidden);
@@ -353,7 +307,7 @@ class ForwardBlock {
   }
 
   __device__ __forceinline__ ComputedTerms<T, kM> computed() const {
-    return {a_.p, place_, s_v_ + 2 * TileV::kBytes};
+    return {a_.p, place_, stages_.end()};
   }
 
   // Whether every row has a reference to weigh its scores by. A bias may push keys so far down that
@@ -388,7 +342,7 @@ class ForwardBlock {
     if constexpr (kC.q_in_registers) {
       tile::add_dot_fragments<T, TileK>(scores, q_, s_k, chunk);
     } else {
-      tile::add_dot_rows<T, TileQ, TileK>(scores, s_q_, first_row(), s_k, chunk);
+      tile::add_dot_rows<T, TileQ, TileK>(scores, stages_.q(), first_row(), s_k, chunk);
     }
     const ScoreRows<T, kM, kSharing> rows(a_.p, place_);
     constexpr bool kOneGo = kApart && !kAlibi && !kCareful;
@@ -412,7 +366,7 @@ class ForwardBlock {
 
   const ForwardArguments& a_;
   SharedForwardPlace& place_;
-  const uint32_t s_q_, s_k_, s_v_;
+  const Stages stages_;
   uint32_t q_[kM][kC.q_pieces()][4];
   bool settled_;  // every row has a reference
   Read read_;

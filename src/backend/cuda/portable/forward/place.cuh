@@ -34,7 +34,8 @@ template <typename Shape>
 __device__ __forceinline__ void find_place(const ForwardArguments& a, ForwardPlace& place) {
   constexpr int kTileQ = Shape::kConfig.tile_q(), kTileKv = Shape::kConfig.tile_kv;
   const Problem& p = a.p;
-  const int item = blockIdx.x;
+  int item = blockIdx.x;
+  if (Shape::kConfig.key_warps > 1 && item >= a.turn) item = gridDim.x - 1 - (item - a.turn);
   int head, rank;
   if (a.longest_first) {
     rank = divide(a.of_heads, item, head);
@@ -50,11 +51,12 @@ __device__ __forceinline__ void find_place(const ForwardArguments& a, ForwardPla
     const int i = ((p.q_len - 1) / kTileQ - back) * kTileQ;
     place.row = head_of_group * place.s.q_len + i;
     place.rows = min(place.s.q_len - i, kTileQ);
+    place.span = {{head_of_group, i}, place.row, true};
   } else {
     place.row = (static_cast<int>(a.of_tiles.divisor) - 1 - rank) * kTileQ;
     place.rows = min(p.group * place.s.q_len - place.row, kTileQ);
+    place.span = RowSpan::at(place.s, place.row, max(place.rows, 1));
   }
-  place.span = RowSpan::at(place.s, place.row, max(place.rows, 1));
   place.key_begin = blockIdx.y * a.part_keys;
   place.key_end = min(place.key_begin + a.part_keys, place.s.kv_len);
   if (place.rows <= 0) return;

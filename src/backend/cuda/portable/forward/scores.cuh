@@ -23,13 +23,13 @@ class ScoreRows {
 
   template <int kN>
   __device__ __forceinline__ void hide_unseen(ptx::Fragment (&scores)[kM][kN], int first) const {
+    static_assert(kN <= 4);
     each_row([&](Row row, int m, int x) {
-      const Sight sight = sight_of(p_, place_.s, row.i);
+      const uint32_t seen = seen_keys(sight_of(p_, place_.s, row.i), first) >> (lane() % 4 * 2);
 #pragma unroll
       for (int n = 0; n < kN; ++n) {
-        const int key = first + n * 8 + lane() % 4 * 2;
-        if (!sight.sees(key)) scores[m][n][x] = -kInfinity;
-        if (!sight.sees(key + 1)) scores[m][n][x + 1] = -kInfinity;
+        if ((seen >> (8 * n) & 1) == 0) scores[m][n][x] = -kInfinity;
+        if ((seen >> (8 * n) & 2) == 0) scores[m][n][x + 1] = -kInfinity;
       }
     });
   }
@@ -127,6 +127,13 @@ class ScoreRows {
   }
 
  private:
+  // Of the 32 keys from `first` on, a bit each.
+  static __device__ __forceinline__ uint32_t seen_keys(const Sight& sight, int first) {
+    const uint32_t window =
+        ptx::bits_below(sight.end - first) & ~ptx::bits_below(sight.begin - first);
+    return window | ptx::bits_below(sight.prefix - first);
+  }
+
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
 
   const Problem& p_;

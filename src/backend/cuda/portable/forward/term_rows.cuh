@@ -4,7 +4,7 @@
 
 #include "backend/cuda/portable/forward/place.cuh"
 #include "backend/cuda/portable/terms.cuh"
-#include "prim/cuda/ptx/mma.cuh"
+#include "prim/cuda/tile/products.cuh"
 
 namespace fovea::cuda {
 
@@ -64,6 +64,7 @@ class TermRows {
   template <int kN, typename KeyAt, typename TermAt>
   __device__ __forceinline__ void start_each(ptx::Fragment (&scores)[kM][kN], KeyAt key_at,
                                              TermAt term_at) const {
+    tile::clear(scores);  // or the scores of every other chunk would be kept for this one
 #pragma unroll 1
     for (int at = 0; at < kN; ++at) {
       const Begins begins(*this);

@@ -1,0 +1,202 @@
+// Products as cuBLASLt is asked for them. It counts in columns: what lies here by rows is the
+// transpose there, so that c^T = b^T a^T, and b comes first.
+#include "layers/cuda/products.h"
+
+#include <algorithm>
+
+#include "base/refusal.h"
+
+namespace fovea::layers::cuda {
+namespace {
+
+constexpr size_t kScratchAlignment = 256;
+constexpr size_t kAlignedBytes = Products::kScratchBytes - kScratchAlignment;
+
+cudaDataType_t type_of(DType dtype) {
+  return dtype == DType::kF32 ? CUDA_R_32F : dtype == DType::kF16 ? CUDA_R_16F : CUDA_R_16BF;
+}
+
+// The largest power of two up to 256 that an address is a multiple of.
+uint32_t alignment_of(const void* data) {
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  return address == 0 ? 256 : static_cast<uint32_t>(std::min<uintptr_t>(256, address & -address));
+}
+
+// cuBLASLt's descriptors, given back with their owner.
+template <typename Handle, auto kDestroy>
+struct Destroy {
+  using pointer = Handle;  // NOLINT(readability-identifier-naming): as unique_ptr looks for it
+  void operator()(Handle handle) const { (void)(loaded_blas().calls.*kDestroy)(handle); }
+};
+template <typename Handle, auto kDestroy>
+using Owned = std::unique_ptr<Handle, Destroy<Handle, kDestroy>>;
+using Description = Owned<cublasLtMatmulDesc_t, &BlasLibrary::destroy_product>;
+using Layout = Owned<cublasLtMatrixLayout_t, &BlasLibrary::destroy_layout>;
+using Preference = Owned<cublasLtMatmulPreference_t, &BlasLibrary::destroy_preference>;
+
+// Remembers the first failure of many calls that are all expected to succeed.
+class Calls {
+ public:
+  void operator()(cublasStatus_t status) {
+    if (status_ == CUBLAS_STATUS_SUCCESS) status_ = status;
+  }
+  cublasStatus_t status() const { return status_; }
+
+ private:
+  cublasStatus_t status_ = CUBLAS_STATUS_SUCCESS;
+};
+
+struct Size {
+  int64_t rows = 0, cols = 0;
+};
+
+Layout layout_of(const Matrix& m, Size size, int64_t batch, DType dtype, Calls& calls) {
+  const BlasLibrary& blas = loaded_blas().calls;
+  if (m.transposed) std::swap(size.rows, size.cols);
+  cublasLtMatrixLayout_t layout = nullptr;
+  calls(blas.create_layout(&layout, type_of(dtype), static_cast<uint64_t>(size.cols),
+                           static_cast<uint64_t>(size.rows), m.ld));
+  const auto count = static_cast<int32_t>(batch);
+  calls(blas.set_layout(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof(count)));
+  calls(blas.set_layout(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &m.batch_stride,
+                        sizeof(m.batch_stride)));
+  return Layout(layout);
+}
+
+template <typename Attribute, typename Value>
+cublasStatus_t set(cublasLtMatmulDesc_t description, Attribute attribute, const Value& value) {
+  return loaded_blas().calls.set_product(description, attribute, &value, sizeof(value));
+}
+
+Description description_of(const Product& p, DType dtype, Tf32 tf32, Calls& calls) {
+  const bool rounded = dtype == DType::kF32 && tf32 == Tf32::kAllowed;
+  cublasLtMatmulDesc_t d = nullptr;
+  calls(loaded_blas().calls.create_product(
+      &d, rounded ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  calls(set(d, CUBLASLT_MATMUL_DESC_TRANSA, p.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N));
+  calls(set(d, CUBLASLT_MATMUL_DESC_TRANSB, p.a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N));
+  calls(set(d, CUBLASLT_MATMUL_DESC_EPILOGUE,
+            p.bias != nullptr       ? CUBLASLT_EPILOGUE_BIAS
+            : p.row_sums != nullptr ? CUBLASLT_EPILOGUE_BGRADB
+                                    : CUBLASLT_EPILOGUE_DEFAULT));
+  return Description(d);
+}
+
+}  // namespace
+
+// A product with its algorithm. Bias and row sums are addressed by the description itself, which
+// is therefore one call's at a time.
+struct Products::Choice {
+  std::mutex mutex;
+  Description description;
+  Layout a, b, c;
+  cublasLtMatmulAlgo_t algorithm{};
+  bool found = false;
+
+  Status bind(const Product& p) {
+    const void* const vector = p.bias != nullptr ? p.bias : p.row_sums;
+    return to_status(set(description.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector),
+                     "layer: describing a product");
+  }
+};
+
+Products::Key Products::key_of(const Product& p) {
+  return {{p.batch, p.rows, p.cols, p.depth, p.a.ld, p.a.batch_stride, p.a.transposed, p.b.ld,
+           p.b.batch_stride, p.b.transposed, p.c.ld, p.c.batch_stride, p.write == Write::kAdd,
+           p.bias != nullptr, p.row_sums != nullptr, alignment_of(p.a.data), alignment_of(p.b.data),
+           alignment_of(p.c.data), alignment_of(p.bias != nullptr ? p.bias : p.row_sums)}};
+}
+
+Result<std::shared_ptr<Products::Choice>> Products::choice_of(const Product& p) const {
+  const Key key = key_of(p);
+  const auto known = [&]() -> std::shared_ptr<Choice> {
+    const auto at = std::find_if(known_.begin(), known_.end(),
+                                 [&](const Known& one) { return one.key == key; });
+    return at == known_.end() ? nullptr : at->choice;
+  };
+  {
+    const std::shared_lock lock(mutex_);
+    if (auto choice = known()) return choice;
+  }
+  auto made = choose(p);
+  if (!made.ok()) return made;
+  const std::unique_lock lock(mutex_);
+  if (known_.size() < kMostKept && known() == nullptr) known_.push_back({key, *made});
+  return made;
+}
+
+Result<std::shared_ptr<Products::Choice>> Products::choose(const Product& p) const {
+  const BlasLibrary& blas = loaded_blas().calls;
+  auto choice = std::make_shared<Choice>();
+  Calls calls;
+  choice->description = description_of(p, dtype_, tf32_, calls);
+  choice->a = layout_of(p.a, {p.rows, p.depth}, p.batch, dtype_, calls);
+  choice->b = layout_of(p.b, {p.depth, p.cols}, p.batch, dtype_, calls);
+  choice->c = layout_of(p.c, {p.rows, p.cols}, p.batch, dtype_, calls);
+  cublasLtMatmulPreference_t made = nullptr;
+  calls(blas.create_preference(&made));
+  const Preference preference(made);
+  const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
+    calls(blas.set_preference(preference.get(), attribute, &value, sizeof(value)));
+  };
+  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{kAlignedBytes});
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(p.b.data));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(p.a.data));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(p.c.data));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(p.c.data));
+  if (Status s = to_status(calls.status(), "layer: describing a product"); !s.ok()) return s;
+  if (p.bias != nullptr || p.row_sums != nullptr) {
+    if (Status s = choice->bind(p); !s.ok()) return s;
+  }
+  cublasLtMatmulHeuristicResult_t result{};
+  int count = 0;
+  const cublasStatus_t asked =
+      blas.get_heuristic(handle_, choice->description.get(), choice->b.get(), choice->a.get(),
+                         choice->c.get(), choice->c.get(), preference.get(), 1, &result, &count);
+  if (asked != CUBLAS_STATUS_SUCCESS && asked != CUBLAS_STATUS_NOT_SUPPORTED) {
+    return to_status(asked, "layer: choosing an algorithm for a product");
+  }
+  // Heuristics know nothing of a vector's alignment, and kernels trap over it.
+  const void* const vector = p.bias != nullptr ? p.bias : p.row_sums;
+  choice->found = asked == CUBLAS_STATUS_SUCCESS && count > 0 && alignment_of(vector) >= 16;
+  choice->algorithm = result.algo;
+  return choice;
+}
+
+Result<bool> Products::takes(const Product& p) const {
+  const auto choice = choice_of(p);
+  if (!choice.ok()) return choice.status();
+  return (*choice)->found;
+}
+
+Status Products::run(const Product& p, void* scratch, cudaStream_t stream) const {
+  const auto found = choice_of(p);
+  if (!found.ok()) return found.status();
+  Choice& choice = **found;
+  if (!choice.found) {
+    const std::string bias = p.bias == nullptr
+                                 ? ""
+                                 : " and a bias that begins on " +
+                                       show(int64_t{alignment_of(p.bias)}) + " bytes (takes 16)";
+    return {StatusCode::kUnsupported, "layer: cuBLASLt has no algorithm for a product of " +
+                                          show(p.rows) + " x " + show(p.depth) + " x " +
+                                          show(p.cols) + " in " + show(dtype_) + bias};
+  }
+  std::unique_lock<std::mutex> mine;
+  if (p.bias != nullptr || p.row_sums != nullptr) {
+    mine = std::unique_lock(choice.mutex);
+    if (Status s = choice.bind(p); !s.ok()) return s;
+  }
+  const auto scale = static_cast<float>(p.scale);
+  const float keep = p.write == Write::kAdd ? 1.0f : 0.0f;
+  void* const c = const_cast<void*>(p.c.data);
+  size_t room = kScratchBytes;
+  std::align(kScratchAlignment, kAlignedBytes, scratch, room);
+  return to_status(loaded_blas().calls.matmul(handle_, choice.description.get(), &scale, p.b.data,
+                                              choice.b.get(), p.a.data, choice.a.get(), &keep, c,
+                                              choice.c.get(), c, choice.c.get(), &choice.algorithm,
+                                              scratch, kAlignedBytes, stream),
+                   "layer: launching a product");
+}
+
+}  // namespace fovea::layers::cuda

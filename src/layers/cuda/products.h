@@ -1,0 +1,80 @@
+// Products of matrices in a GPU's memory, by cuBLASLt. Which algorithm a product takes is asked
+// once and kept: sizes come with the plan, but strides and alignment only with a call's tensors.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <vector>
+
+#include "fovea/attention.h"
+#include "layers/cuda/blas_library.h"
+#include "layers/engine.h"
+
+namespace fovea::layers::cuda {
+
+// A matrix whose rows lie `ld` elements apart, the same in every member of a batch.
+struct Matrix {
+  const void* data = nullptr;
+  int64_t ld = 0;
+  int64_t batch_stride = 0;
+  bool transposed = false;  // what lies there is the transpose
+};
+
+// c = scale * a b (+ bias) (+ c), for each member of a batch.
+struct Product {
+  int64_t batch = 1;
+  int64_t rows = 0, cols = 0, depth = 0;
+  Matrix a;  // [rows, depth]
+  Matrix b;  // [depth, cols]
+  Matrix c;  // [rows, cols], written
+  double scale = 1;
+  Write write = Write::kSet;
+  const void* bias = nullptr;  // [cols], added to every row
+  void* row_sums = nullptr;    // [rows]: also gives the sums of a over its depth; not with a bias
+};
+
+class Products {
+ public:
+  // What cuBLASLt asks for on Hopper, to cut the depth of products that have few tiles, as those of
+  // weights' gradients are; and room to begin it on 256 bytes, which it insists on.
+  static constexpr size_t kScratchBytes = (size_t{32} << 20) + 256;
+
+  Products(cublasLtHandle_t handle, DType dtype, Tf32 tf32)
+      : handle_(handle), dtype_(dtype), tf32_(tf32) {}
+
+  // Whether there is an algorithm; asks for it where it is not known yet.
+  Result<bool> takes(const Product& p) const;
+  // Queues the product on a stream of the current device; scratch holds kScratchBytes.
+  Status run(const Product& p, void* scratch, cudaStream_t stream) const;
+
+ private:
+  // All that the choice of an algorithm depends on.
+  struct Key {
+    std::array<int64_t, 19> values{};
+    friend bool operator==(const Key&, const Key&) = default;
+  };
+  struct Choice;
+
+  static Key key_of(const Product& p);
+  Result<std::shared_ptr<Choice>> choice_of(const Product& p) const;
+  Result<std::shared_ptr<Choice>> choose(const Product& p) const;
+
+  cublasLtHandle_t handle_;
+  DType dtype_;
+  Tf32 tf32_;
+
+  // A plan has a dozen products; where a length grows with every call, those beyond are not kept.
+  static constexpr size_t kMostKept = 64;
+  struct Known {
+    Key key;
+    std::shared_ptr<Choice> choice;
+  };
+  mutable std::shared_mutex mutex_;
+  mutable std::vector<Known> known_;
+};
+
+}  // namespace fovea::layers::cuda

@@ -1,0 +1,36 @@
+// CCGQA's prologue on the GPU, in bf16 and f16 on tensor cores and in f32 by exact multiply-adds.
+//
+// Head dims are multiples of 8, and tensors other than weights begin, as their rows do, on 16
+// bytes. Nothing is allocated or waited for, sums have a fixed order, and a CUDA graph may capture
+// it all.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+
+#include "fovea/plan.h"
+#include "layers/ccgqa_prologue.h"
+
+namespace fovea::layers::cuda {
+
+// A rotation, and its angles at the first positions; those of others are computed as they come.
+struct RopeTable {
+  int64_t turning = 0;  // channels of a head, the first ones; 0: none turn
+  RopeStyle style = RopeStyle::kHalf;
+  double base = 10000;
+  const float* angles = nullptr;  // [positions, 2, turning / 2]: cos of all pairs, then sin
+  int64_t positions = 0;
+};
+
+// Of the memory that a call needs besides its tensors. Only sizes of `p` and its toggles count.
+size_t prologue_scratch_bytes(const Prologue& p, const RopeTable& rope, Pass pass);
+
+cudaError_t prologue(const Prologue& p, const RopeTable& rope, std::byte* scratch,
+                     cudaStream_t stream);
+
+// g.dmixed and g.du need no zeros in the rows before and after those of the tokens.
+cudaError_t prologue_backward(const Prologue& p, const PrologueGradients& g, const RopeTable& rope,
+                              std::byte* scratch, cudaStream_t stream);
+
+}  // namespace fovea::layers::cuda

@@ -1,0 +1,39 @@
+// A call of the prologue as its kernels' arguments, and where in scratch their results lie.
+#pragma once
+
+#include "layers/cuda/prologue.h"
+#include "layers/cuda/sums.cuh"
+#include "layers/cuda/tap_product.h"
+#include "layers/cuda/tokens_backward.cuh"
+#include "layers/cuda/weight_gradient.cuh"
+
+namespace fovea::layers::cuda {
+
+// Made with no scratch, only `bytes` means something.
+struct ForwardPlan {
+  size_t bytes = 0;
+  Before before;
+  TapProduct first, second;  // no blocks: the convolution is none, or `before` does it
+  FinishAlone finish;        // no columns: the second product ends so
+};
+ForwardPlan plan_forward(const Prologue& p, const RopeTable& rope, std::byte* scratch);
+
+struct BackwardPlan {
+  size_t bytes = 0;
+  After after;
+  TapProduct second, first;  // to du, and to dz
+  Spread spread;             // no channels: the first product leads to dz
+  WeightGradient second_weight, first_weight;
+  ColumnSums columns;
+  PartSums sums;
+};
+BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const RopeTable& rope,
+                           std::byte* scratch);
+
+// The plans' launches, in a type of elements each; see prologue_run.cuh.
+template <typename T>
+cudaError_t run(const ForwardPlan& plan, cudaStream_t stream);
+template <typename T>
+cudaError_t run(const BackwardPlan& plan, cudaStream_t stream);
+
+}  // namespace fovea::layers::cuda

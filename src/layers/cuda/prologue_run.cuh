@@ -1,0 +1,118 @@
+// Launches of the prologue's kernels.
+#pragma once
+
+#include "backend/cuda/common/launch.cuh"
+#include "base/ceil_div.h"
+#include "layers/cuda/prologue_plan.h"
+#include "layers/cuda/tap_product.cuh"
+
+namespace fovea::layers::cuda {
+
+using fovea::cuda::Launch;
+
+inline dim3 blocks_of(int64_t x, int64_t y = 1) {
+  return dim3(static_cast<unsigned>(x), static_cast<unsigned>(y));
+}
+
+// Launches one after another; the first that fails is the last.
+class Launches {
+ public:
+  explicit Launches(cudaStream_t stream) : stream_(stream) {}
+
+  template <auto kKernel, typename Arguments>
+  void add(dim3 blocks, int threads, int shared_bytes, const Arguments& a) {
+    if (error_ != cudaSuccess || blocks.x == 0) return;
+    error_ = fovea::cuda::launch<kKernel>(Launch{blocks, threads, shared_bytes, stream_}, a);
+  }
+  cudaError_t error() const { return error_; }
+
+ private:
+  cudaStream_t stream_;
+  cudaError_t error_ = cudaSuccess;
+};
+
+template <typename Shape, bool kGrouped>
+void add_tiles(Launches& to, TapProduct a) {
+  int64_t tiles = 0;
+  a.row_tiles = static_cast<int>(ceil_div(a.all_rows, Shape::kRows));
+  for (int n = 0; n < a.blocks; ++n) {
+    a.col_tiles[n] = static_cast<int>(ceil_div(a.block[n].channels, a.tile_cols));
+    tiles += int64_t{a.row_tiles} * a.col_tiles[n];
+  }
+  to.add<tap_product_kernel<Shape, kGrouped>>(blocks_of(tiles), Shape::kThreads,
+                                              Shape::kSharedBytes, a);
+}
+
+// Tiles of many rows where they fill a GPU, and otherwise of few. Products of groups, which are
+// short, have no registers for as many.
+template <typename T, bool kGrouped>
+void add_product(Launches& to, const TapProduct& a) {
+  if constexpr (sizeof(T) == 4) {
+    add_tiles<TapShape<T, 64>, kGrouped>(to, a);
+  } else {
+    constexpr int kMany = kGrouped ? 64 : 128, kFew = 32, kEnough = 128;
+    const int64_t across = ceil_div(a.block[0].channels, a.tile_cols);
+    ceil_div(a.all_rows, kMany) * across >= kEnough ? add_tiles<TapShape<T, kMany>, kGrouped>(to, a)
+                                                    : add_tiles<TapShape<T, kFew>, kGrouped>(to, a);
+  }
+}
+
+template <typename T>
+void add_product(Launches& to, const TapProduct& a) {
+  bool grouped = false;
+  for (int n = 0; n < a.blocks; ++n) {
+    grouped = grouped || a.block[n].group < a.block[n].channels;
+  }
+  if (a.blocks > 0) grouped ? add_product<T, true>(to, a) : add_product<T, false>(to, a);
+}
+
+template <typename T>
+void add_gradient(Launches& to, const WeightGradient& a) {
+  using Shape = GradientShape<T>;
+  int64_t tiles = 0;
+  for (int n = 0; n < a.blocks; ++n) {
+    tiles += int64_t{a.block[n].out_tiles} * a.block[n].in_tiles * a.taps;
+  }
+  const int64_t parts = a.blocks > 0 ? ceil_div(a.all_rows, a.rows_of_part) : 0;
+  to.add<weight_gradient_kernel<Shape>>(blocks_of(tiles, parts), Shape::kThreads,
+                                        Shape::kSharedBytes, a);
+}
+
+template <typename T>
+cudaError_t run(const ForwardPlan& plan, cudaStream_t stream) {
+  Launches to(stream);
+  const Before& b = plan.before;
+  to.add<before_kernel<T>>(blocks_of(b.token_blocks + b.depthwise_blocks + b.packs.tiles),
+                           kTokenThreads, 0, b);
+  add_product<T>(to, plan.first);
+  add_product<T>(to, plan.second);
+  const FinishAlone& f = plan.finish;
+  if (f.cols > 0) {
+    to.add<finish_kernel<T>>(
+        blocks_of(ceil_div(f.tokens, kTokensOfBlock), ceil_div(f.channels, f.cols)), kTokenThreads,
+        0, f);
+  }
+  return to.error();
+}
+
+template <typename T>
+cudaError_t run(const BackwardPlan& plan, cudaStream_t stream) {
+  Launches to(stream);
+  to.add<after_kernel<T>>(blocks_of(plan.after.token_blocks + plan.after.packs.tiles),
+                          kTokenThreads, 0, plan.after);
+  add_product<T>(to, plan.second);
+  add_gradient<T>(to, plan.second_weight);
+  add_product<T>(to, plan.first);
+  if (plan.spread.channels > 0) {
+    to.add<spread_kernel<T>>(blocks_of(ceil_div(plan.spread.tokens, kTokensOfBlock)), kTokenThreads,
+                             0, plan.spread);
+  }
+  add_gradient<T>(to, plan.first_weight);
+  int tiles = 0;
+  for (int n = 0; n < plan.columns.count; ++n) tiles += plan.columns.sum[n].tiles;
+  to.add<column_sums_kernel<T>>(blocks_of(tiles, plan.columns.parts), kSumThreads, 0, plan.columns);
+  to.add<part_sums_kernel<T>>(blocks_of(plan.sums.blocks), kSumThreads, 0, plan.sums);
+  return to.error();
+}
+
+}  // namespace fovea::layers::cuda
