@@ -176,7 +176,7 @@ std::shared_ptr<const BoundLayer> find_layer(const std::string& options, const L
   if (auto found = cache.find(key)) return found;
   LayerSettings layer = parse_layer(options);
   plan.backend = std::move(layer.backend);
-  const auto made = std::visit(
+  std::shared_ptr<const BoundLayer> made = std::visit(
       [&](const auto& o) { return bind(o, make_layer(o, shape, device, plan)); }, layer.options);
   cache.keep(key, made);
   return made;

@@ -4,11 +4,13 @@ to them in eager mode, as fovea.eager is for attention."""
 from __future__ import annotations
 
 import functools
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import register_flop_formula
 
 from . import ops
 from .eager import apply, below_autograd, below_autograd_unless_recorded
@@ -172,3 +174,53 @@ def _registered_gradients(ctx, dout, _):
 
 torch.library.register_autograd("fovea::layer", _registered_gradients, setup_context=_save)
 torch.library.register_autograd("fovea::layer_backward", ops.no_second_derivative)
+
+
+# --- work -------------------------------------------------------------------------------------------------------
+
+# Of each kind of layer, which of its weights has heads * dim_qk and heads * dim_v channels, and in which dimension.
+_CHANNELS = {
+    "multi_head": ((0, 0), (3, 1)),
+    "grouped_query": ((1, 1), (1, 1)),
+    "latent": ((1, 0), (5, 1)),
+    "ccgqa": ((1, 1), (1, 1)),
+}
+
+
+def _products(query, key, value, weights, options: str, keys: int | None = None) -> tuple[int, int, int]:
+    """Multiplications and additions of the projections and convolutions, of q k^T, and of the weights' sum of v,
+    masks not counted. Arguments are shapes; keys: how many are attended to, where they are not this call's."""
+    kind = options.split(maxsplit=1)[0]
+    batch, q_len, _ = query
+    others = value if key is None else key
+    kv_len = q_len if others is None else others[1]
+    linear = 0
+    for i, shape in enumerate(weights):
+        if len(shape) > 1:  # not a bias, a norm, a temperature
+            rows = kv_len if kind == "multi_head" and i in (1, 2) else q_len
+            linear += 2 * batch * rows * math.prod(shape)
+    qk_channels, v_channels = (weights[i][dim] for i, dim in _CHANNELS[kind])
+    pairs = 2 * batch * q_len * (keys or kv_len)
+    return linear, pairs * qk_channels, pairs * v_channels
+
+
+@register_flop_formula(torch.ops.fovea.layer)
+def _layer_flop(query, key, value, mask, ids, key_ids, weights, seed, options, *rest, **kwargs) -> int:
+    return sum(_products(query, key, value, weights, options))
+
+
+@register_flop_formula(torch.ops.fovea.layer_cached)
+def _layer_cached_flop(
+    query, key, value, mask, ids, key_ids, weights, seed, options, cache, length, *rest, **kwargs
+) -> int:
+    others = query if key is None and value is None else value if key is None else key
+    return sum(_products(query, key, value, weights, options, length + others[1]))
+
+
+@register_flop_formula(torch.ops.fovea.layer_backward)
+def _layer_backward_flop(
+    dout, saved, query, key, value, mask, ids, key_ids, weights, seed, options, *rest, **kwargs
+) -> int:
+    """All gradients: two products for each projection; scores again, dq and dk; dweights and dv."""
+    linear, scores, sums = _products(query, key, value, weights, options)
+    return 2 * linear + 3 * scores + 2 * sums

@@ -51,7 +51,7 @@ def op_settings(
         settings["scale"] = scale
     if torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic:
         settings["deterministic"] = True
-    if q.is_cuda and q.dtype == torch.float32 and _tf32_is_allowed():
+    if q.is_cuda and q.dtype == torch.float32 and tf32_is_allowed():
         settings["tf32"] = True
     if backend is not None:
         settings["backend"] = backend
@@ -65,7 +65,7 @@ def draw_seed() -> Tensor:
 
 
 @torch.compiler.assume_constant_result  # Dynamo takes no torch function that returns a string
-def _tf32_is_allowed() -> bool:
+def tf32_is_allowed() -> bool:
     return torch.get_float32_matmul_precision() != "highest"
 
 

@@ -104,3 +104,16 @@ def test_decode_as_on_the_cpu(name):
     with torch.no_grad():
         steps = torch.cat([other(part.cuda(), cache=cache) for part in x.split([4, 1, 2], dim=1)], 1)
         assert_same([steps.cpu()], [layer(x)], room=1e-4)
+
+
+def test_tf32_of_layers():
+    layer = on_gpu(make("self"))
+    x = tokens(layer, device="cuda")
+    exact = layer(x)
+    torch.set_float32_matmul_precision("high")
+    try:
+        rounded = layer(x)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert not torch.equal(rounded, exact)
+    assert_same([rounded], [exact], room=1e-2)

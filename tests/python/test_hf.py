@@ -103,3 +103,30 @@ def test_generation_with_a_static_cache(device):
     settings = dict(max_new_tokens=8, do_sample=False, pad_token_id=0)
     static = mine.generate(tokens, cache_implementation="static", disable_compile=True, **settings)
     assert torch.equal(static, eager.generate(tokens, **settings))
+
+
+def test_latent_attention_of_deepseek():
+    """fovea.nn's layer loads the parameters of the model's, and gives the same, whole and token by token."""
+    from transformers.models.deepseek_v3 import modeling_deepseek_v3 as published
+
+    config = transformers.DeepseekV3Config(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=4, q_lora_rank=12, kv_lora_rank=8,
+        qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5, max_position_embeddings=64,
+    )  # fmt: skip
+    config._attn_implementation = "eager"
+    theirs = published.DeepseekV3Attention(config, layer_idx=0).eval()
+    mine = fovea.nn.LatentAttention.deepseek(
+        32, 4, q_latent=12, kv_latent=8, nope_dim=6, rope_dim=4, v_dim=5, max_seq_len=16
+    )
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter)
+    mine.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 9, 32)
+    turns = published.DeepseekV3RotaryEmbedding(config)(x, torch.arange(9)[None])
+    hidden = torch.full((9, 9), float("-inf")).triu(1)[None, None]
+    with torch.no_grad():
+        expected = theirs(x, turns, hidden)[0]
+        torch.testing.assert_close(mine(x), expected, rtol=1e-4, atol=1e-4)
+        cache = mine.make_cache(2)
+        steps = torch.cat([mine(part, cache=cache) for part in x.split([5, 1, 3], dim=1)], 1)
+    torch.testing.assert_close(steps, expected, rtol=1e-4, atol=1e-4)

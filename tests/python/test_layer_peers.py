@@ -80,8 +80,13 @@ def test_hydra_with_as_many_kv_heads(device):
 def test_zaya_gives_the_golden_numbers(device):
     sizes = Sizes(heads=4, heads_kv=2, dim=4)
     qk, half = sizes.q + sizes.kv, sizes.kv // 2
-    qkv = torch.cat((wave((qk, EMBED), 0.71, 0.23, 0.15, device), wave((half, EMBED), 0.47, 0.13, 0.15, device),
-                     wave((half, EMBED), 0.43, 0.37, 0.15, device)))
+    qkv = torch.cat(
+        (
+            wave((qk, EMBED), 0.71, 0.23, 0.15, device),
+            wave((half, EMBED), 0.47, 0.13, 0.15, device),
+            wave((half, EMBED), 0.43, 0.37, 0.15, device),
+        )
+    )
     weights = {
         "qkv": qkv,
         "out": wave((EMBED, sizes.q), 0.53, 0.41, 0.20, device),
@@ -92,7 +97,10 @@ def test_zaya_gives_the_golden_numbers(device):
     p = Golden(device, ccgqa_zaya_layer, sizes, {}, weights)
     assert p.y.sum().item() == near(4.163709560571e-01)
     assert p.y.abs().sum().item() == near(8.971245297048e01)
-    assert (p.y.flatten()[0].item(), p.y.flatten()[-1].item()) == (near(-3.1130914752e-02), near(-5.3130454291e-02))
+    assert (p.y.flatten()[0].item(), p.y.flatten()[-1].item()) == (
+        near(-3.1130914752e-02),
+        near(-5.3130454291e-02),
+    )
     assert p.dx.abs().sum().item() == near(1.095797602207e01)
     assert p.dw["qkv"][:qk].abs().sum().item() == near(7.280081742358e01)
     assert p.dw["channel_conv"].abs().sum().item() == near(1.235515924698)
@@ -102,19 +110,34 @@ def test_zaya_gives_the_golden_numbers(device):
 
 def drawn(*sizes):
     strides = torch.empty(sizes, device="meta").stride()
-    return {"dtype": "f32", "sizes": sizes, "strides": strides, "elements": torch.Size(sizes).numel(),
-            "draw": "normal", "deviation": 0.1}
+    return {
+        "dtype": "f32",
+        "sizes": sizes,
+        "strides": strides,
+        "elements": torch.Size(sizes).numel(),
+        "draw": "normal",
+        "deviation": 0.1,
+    }
 
 
 def test_a_case_gives_outputs_by_the_names_of_its_weights(device):
     case = {"layer": "gqa", "zaya": False, "hq": 4, "hkv": 2, "d": 8, "rope": True, "tf32": False, "seed": 1}
-    tensors = {"x": drawn(2, 9, 24), "dout": drawn(2, 9, 24), "sampled_dout": drawn(2, 9, 24),
-               "w.qkv": drawn(64, 24), "w.out": drawn(24, 32)}
+    tensors = {
+        "x": drawn(2, 9, 24),
+        "dout": drawn(2, 9, 24),
+        "sampled_dout": drawn(2, 9, 24),
+        "w.qkv": drawn(64, 24),
+        "w.out": drawn(24, 32),
+    }
     layer = LayerCase(torch.device(device), case, tensors).open(WAY[device])
     assert layer.same
     assert {name: tuple(t.shape) for name, t in layer.outputs("fwd").items()} == {"out": (2, 9, 24)}
     assert {name: tuple(t.shape) for name, t in layer.outputs("fwd+bwd").items()} == {
-        "out": (2, 9, 24), "dx": (2, 9, 24), "dw.qkv": (64, 24), "dw.out": (24, 32)}
+        "out": (2, 9, 24),
+        "dx": (2, 9, 24),
+        "dw.qkv": (64, 24),
+        "dw.out": (24, 32),
+    }
 
 
 def test_the_layer_beside_ccgqa_is_not_compressed(device):

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import fovea.nn as fnn
 from layer_cases import BUILD, CAUSAL, EMBED, make, tokens
@@ -254,6 +255,28 @@ def test_call_as_multi_head(name):
         layer(x, x.clone())
     with pytest.raises(TypeError):
         layer(x, x, x, torch.ones(2, 7, dtype=torch.bool))  # a mask goes by its name
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_flops(name):
+    """As torch counts those of the plain formula; the backward pass makes the scores again."""
+    layer = make(name, torch.float64)
+    x = tokens(layer, dtype=torch.float64).requires_grad_()
+    formula, settings = PLAIN[name]
+    counts = []
+    for run in (layer, lambda x: formula(layer, x, **settings)):
+        with FlopCounterMode(display=False) as forward:
+            out = run(x)
+        with FlopCounterMode(display=False) as backward:
+            out.sum().backward()
+        counts.append((forward.get_total_flops(), backward.get_total_flops()))
+    (mine, mine_backward), (plain, plain_backward) = counts
+    width = layer.q_up.out_features if "latent" in name else layer.num_heads * layer.head_dim
+    scores = 2 * 2 * 7 * 7 * width
+    assert (mine, mine_backward) == (plain, plain_backward + scores)
+    with torch.no_grad(), FlopCounterMode(display=False) as cached:
+        layer(x, cache=layer.make_cache(2, 9))
+    assert cached.get_total_flops() == mine
 
 
 @pytest.mark.parametrize("name", BUILD)

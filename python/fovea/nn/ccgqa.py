@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..layer_ops import LayerInputs
 from .cache import KVCache
 from .layer import AttentionLayer
+from .names import rename
 from .options import LayerOptions
 
 # Names of the same weights elsewhere: rows of qkv_proj that were apart, and others.
@@ -228,17 +229,10 @@ class CCGQAttention(AttentionLayer):
         return self._call(LayerInputs(x, mask=mask, position_ids=position_ids), cache)
 
     def _load_from_state_dict(self, state_dict, prefix, *rest) -> None:
-        _take_other_names(state_dict, prefix)
+        rename(state_dict, prefix, _OTHER_NAMES)
+        for names in _ROWS_OF_QKV:
+            keys = [f"{prefix}{name}.weight" for name in names]
+            rows = [state_dict.pop(key) for key in keys if key in state_dict]
+            if rows:
+                state_dict[f"{prefix}qkv_proj.weight"] = torch.cat(rows)
         super()._load_from_state_dict(state_dict, prefix, *rest)
-
-
-def _take_other_names(state_dict: dict[str, Tensor], prefix: str) -> None:
-    for names in _ROWS_OF_QKV:
-        keys = [f"{prefix}{name}.weight" for name in names]
-        rows = [state_dict.pop(key) for key in keys if key in state_dict]
-        if rows:
-            state_dict[f"{prefix}qkv_proj.weight"] = torch.cat(rows)
-    for other, name in _OTHER_NAMES.items():
-        for end in ("", ".weight", ".bias"):
-            if f"{prefix}{other}{end}" in state_dict:
-                state_dict[f"{prefix}{name}{end}"] = state_dict.pop(f"{prefix}{other}{end}")

@@ -10,7 +10,17 @@ from typing_extensions import Unpack
 from ..layer_ops import LayerInputs
 from .cache import KVCache
 from .layer import AttentionLayer
+from .names import rename
 from .options import LayerOptions
+
+# Of DeepSeek's models, as they are published.
+_DEEPSEEK_NAMES = {
+    "q_a_proj": "q_down",
+    "q_a_layernorm": "q_latent_norm",
+    "q_b_proj": "q_up",
+    "kv_a_proj_with_mqa": "kv_down",
+    "kv_a_layernorm": "kv_latent_norm",
+}
 
 
 class LatentAttention(AttentionLayer):
@@ -37,7 +47,7 @@ class LatentAttention(AttentionLayer):
     Parameters, with n = nope_dim + rope_dim (simple: n = nope_dim = v_dim = head_dim, rope_dim = 0): q_down
     [q_latent, E], q_up [H * n, q_latent], kv_down [kv_latent + rope_dim, E], k_up [H * nope_dim, kv_latent], v_up
     [H * v_dim, kv_latent], o_proj [E, H * v_dim]; q_latent_norm and kv_latent_norm of form "deepseek", q_norm and
-    k_norm with qk_norm.
+    k_norm with qk_norm. A state dict may also have the names of DeepSeek's models (q_a_proj, ..., kv_b_proj).
     """
 
     def __init__(
@@ -143,3 +153,12 @@ class LatentAttention(AttentionLayer):
         """
         self._refuse_others(x, key, value)
         return self._call(LayerInputs(x, mask=mask, position_ids=position_ids), cache)
+
+    def _load_from_state_dict(self, state_dict, prefix, *rest) -> None:
+        rename(state_dict, prefix, _DEEPSEEK_NAMES)
+        both = state_dict.pop(f"{prefix}kv_b_proj.weight", None)
+        if both is not None:  # each head's rows of k_up, then its rows of v_up
+            k_up, v_up = both.unflatten(0, (self.num_heads, -1)).split([self.nope_dim, self.v_dim], 1)
+            state_dict[f"{prefix}k_up.weight"] = k_up.flatten(0, 1)
+            state_dict[f"{prefix}v_up.weight"] = v_up.flatten(0, 1)
+        super()._load_from_state_dict(state_dict, prefix, *rest)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..layer_ops import LayerInputs, check_options, run_layer, run_layer_cached
-from ..settings import draw_seed
+from ..settings import draw_seed, tf32_is_allowed
 from .cache import KVCache
 from .options import LayerOptions
 
@@ -135,6 +135,8 @@ class AttentionLayer(nn.Module):
         if dtype not in _DTYPES:
             raise TypeError(f"{type(self).__name__}: the input's dtype is {dtype}, must be a float type")
         line = self._line + _DTYPES[dtype]
+        if inputs.query.is_cuda and dtype == torch.float32 and tf32_is_allowed():
+            line += " tf32=1"
         if cache is not None:
             kept = list(cache.tensors.values())
             out = run_layer_cached(inputs, weights, line + cache.room_word, kept, cache.length)
