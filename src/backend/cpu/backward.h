@@ -196,7 +196,7 @@ class Backward {
     for (int64_t i = 0; i < q_len_; i += kTileQ) {
       const int rows = static_cast<int>(smaller(kTileQ, q_len_ - i));
       Columns columns;
-      if (!tile_.set_rows(h * q_len_ + i, rows, j, keys, columns)) continue;
+      if (!tile_.set_rows(h, i, rows, j, keys, columns)) continue;
       if (!packed) tile_.pack_keys(j, keys);
       packed = true;
       const Elem* q = s_.q + i * n_.qk_depth;
