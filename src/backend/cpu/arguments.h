@@ -52,6 +52,7 @@ struct Arguments {
 
   // backward
   Rows dout, dq, dk, dv;
+  RowScalars dlse;   // data may be null
   RowScalars delta;  // sum_d dout * out - dlse
 
   // Whether scores need more than scale and a range of visible keys.

@@ -181,13 +181,14 @@ class CpuKernel : public BoundKernel {
       return Head{sequences[head / p_.head_kv], head / p_.head_kv, head % p_.head_kv};
     };
 
-    const RowScalars dlse = row_scalars(t.dlse);
-    parallel_for(p_.batch * p_.head_q, threads_, [&](int64_t item, int) {
-      const Head head{sequences[item / p_.head_q], item / p_.head_q, item % p_.head_q / a.group};
-      k_.delta(a, dlse, head, item % p_.head_q, 0, head.sequence.q_len);
-    });
-
     const BackwardCut& cut = backward_;
+    if (cut.parts > 1) {  // otherwise a task writes its own, where it reads dout anyway
+      parallel_for(p_.batch * p_.head_q, threads_, [&](int64_t item, int) {
+        const Head head{sequences[item / p_.head_q], item / p_.head_q, item % p_.head_q / a.group};
+        k_.delta(a, head, item % p_.head_q, 0, head.sequence.q_len);
+      });
+    }
+
     const auto partial_at = [&](int64_t head, int64_t part) {
       return reinterpret_cast<float*>(partials + (head * cut.parts + part) * dq_partial_bytes());
     };

@@ -29,8 +29,8 @@ class Backward {
     M::end();
   }
 
-  static void delta(const Arguments& a, const cpu::RowScalars& dlse, const Head& head,
-                    int64_t head_q, int64_t begin, int64_t end) {
+  static void delta(const Arguments& a, const Head& head, int64_t head_q, int64_t begin,
+                    int64_t end) {
     const Sequence& s = head.sequence;
     for (int64_t i = begin; i < end; ++i) {
       const T* o = row_pointer<T>(a.out, head, head_q, i, s.q_row);
@@ -39,7 +39,8 @@ class Backward {
       for (int d = 0; d < a.dim_v; d += kLanes) {
         total = fma(load_up_to(o + d, a.dim_v - d), load_up_to(g + d, a.dim_v - d), total);
       }
-      const float incoming = dlse.data == nullptr ? 0 : dlse.at(s.batch_at, head_q, s.q_row + i);
+      const float incoming =
+          a.dlse.data == nullptr ? 0 : a.dlse.at(s.batch_at, head_q, s.q_row + i);
       a.delta.at(s.batch_at, head_q, s.q_row + i) = sum(total) - incoming;
     }
   }
@@ -143,6 +144,7 @@ class Backward {
   void pack_queries(int64_t head_q, int64_t i) {
     const int rows = static_cast<int>(smaller(kTileQ, q_len_ - i));
     const int64_t t = i / kTileQ;
+    if (task_.dq_partial == nullptr) delta(a_, head_, head_q, i, i + rows);
     pack_side(a_.q, head_q, i, rows, a_.dim_qk, n_.qk_depth, s_.q + i * n_.qk_depth,
               s_.q_t + i * n_.qk_rows);
     s_.nonfinite[t] = pack_side(a_.dout, head_q, i, rows, a_.dim_v, n_.v_depth,
@@ -196,7 +198,7 @@ class Backward {
     for (int64_t i = 0; i < q_len_; i += kTileQ) {
       const int rows = static_cast<int>(smaller(kTileQ, q_len_ - i));
       Columns columns;
-      if (!tile_.set_rows(h * q_len_ + i, rows, j, keys, columns)) continue;
+      if (!tile_.set_rows(h, i, rows, j, keys, columns)) continue;
       if (!packed) tile_.pack_keys(j, keys);
       packed = true;
       const Elem* q = s_.q + i * n_.qk_depth;

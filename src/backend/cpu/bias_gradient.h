@@ -66,9 +66,9 @@ class BiasGradient {
         const int64_t q_end = smaller(task_.q_end, head.sequence.q_len);
         for (int64_t i = task_.q_begin; i < q_end; i += kTileQ) {
           const int rows = static_cast<int>(smaller(kTileQ, q_end - i));
-          const int64_t first = h % a_.group * head.sequence.q_len + i;
           Columns columns;
-          if (!tile.set_rows(first, rows, task_.key_begin, static_cast<int>(keys), columns))
+          if (!tile.set_rows(h % a_.group, i, rows, task_.key_begin, static_cast<int>(keys),
+                             columns))
             continue;
           if (!packed) tile.pack_keys(task_.key_begin, static_cast<int>(keys));
           packed = true;

@@ -75,6 +75,7 @@ Arguments arguments_of(const AttentionProblem& p, const BackwardTensors& t) {
   a.out = rows_of(t.out);
   a.lse = row_scalars(t.lse);
   a.dout = rows_of(t.dout);
+  a.dlse = row_scalars(t.dlse);
   a.dq = rows_of(t.dq);
   a.dk = rows_of(t.dk);
   a.dv = rows_of(t.dv);

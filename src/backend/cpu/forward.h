@@ -24,12 +24,12 @@ class Forward {
     if (state.count <= M::kStreamRows) {
       StreamBuffers buffers(a, carver);
       stream(state, buffers);
+      finish(state, 0, state.count);
     } else {
       M::begin();
       blocks(state);
       M::end();
     }
-    finish(state);
   }
 
   static int64_t partial_floats(const Arguments& a, int64_t rows) {
@@ -41,12 +41,11 @@ class Forward {
                    int64_t stride, int count) {
     const int64_t rows = task.row_end - task.row_begin;
     const int dv_pad = State::Buffers::padded_v(a);
-    for (int64_t r = 0; r < rows; ++r) {
+    for_rows(a, task.head, task.row_begin, rows, [&](int64_t r, const Row& row) {
       const auto max_of = [&](int part) { return partials[part * stride + rows * dv_pad + r]; };
       float m = kMinusInf;
       for (int part = 0; part < count; ++part) m = max_of(part) > m ? max_of(part) : m;
       float l = 0;
-      const Row row = row_at(a, task.head, task.row_begin + r);
       T* const out = row_pointer<T>(a.out, task.head, row.head, row.i, task.head.sequence.q_row);
       float weights[cpu::kMaxPartials];
       for (int part = 0; part < count; ++part) {
@@ -63,8 +62,9 @@ class Forward {
         }
         store_up_to(out + d, sum * broadcast(inverse), a.dim_v - d);
       }
-      write_lse(a, task.head, row, m, l);
-    }
+      if (a.lse.data == nullptr) return;
+      write_lse(a, task.head, row, lse_of(broadcast(m), broadcast(l))[0]);
+    });
   }
 
  private:
@@ -82,46 +82,75 @@ class Forward {
     }
   };
 
+  // A tile of rows and the keys that it sees.
+  struct Tile {
+    int row, rows;
+    typename State::Sight sight;
+  };
+
   static void blocks(State& t) {
-    for (int r = 0; r < t.count; ++r) {
-      const Row& row = t.s.rows[r];
-      const T* q = row_pointer<T>(t.a.q, t.head, row.head, row.i, t.head.sequence.q_row);
-      M::pack_left_row(t.s.q, t.dq_pad, r, q, t.a.dim_qk, t.dq_pad);
+    Tile tiles[State::kMaxTiles];
+    int tile_count = 0;
+    KeyRange all{t.task.key_end, t.task.key_begin};
+    for (int r = 0; r < t.count; r += State::kTileQ) {
+      const int rows = static_cast<int>(smaller(State::kTileQ, t.count - r));
+      const auto sight = t.sight_of(r, r + rows);
+      if (sight.some.end <= sight.some.begin) {
+        t.clear_sums(r, rows);
+        finish(t, r, rows);
+        continue;
+      }
+      tiles[tile_count++] = {r, rows, sight};
+      all.begin = smaller(all.begin, sight.some.begin);
+      all.end = larger(all.end, sight.some.end);
     }
-    const KeyRange all = t.sight_of(0, t.count).some;
     const int64_t begin = t.task.key_begin;
     for (int64_t j = begin + (all.begin - begin) / State::kTileKv * State::kTileKv; j < all.end;
          j += State::kTileKv) {
       const int keys = static_cast<int>(smaller(State::kTileKv, t.task.key_end - j));
       Job jobs[State::kMaxTiles];
-      const int count = tiles_that_see(t, j, keys, jobs);
+      int count = 0;
+      for (int i = 0; i < tile_count; ++i) {
+        const KeyRange seen = tiles[i].sight.some;
+        if (seen.end > j && seen.begin < j + keys) jobs[count++] = job_of(t, tiles[i], j, keys);
+      }
       if (count == 0) continue;
       t.pack_block(j, keys);
-      if constexpr (M::kOnePass) {
-        if (!t.terms && t.a.drop_threshold == 0) {
-          for (int i = 0; i < count; ++i) OnePass<T, M>(t).tile(jobs[i]);
-          continue;
-        }
+      for (int i = 0; i < count; ++i) {
+        if (jobs[i].first) pack_queries(t, jobs[i]);
+        tile(t, jobs[i], i + 1 < count ? &jobs[i + 1] : nullptr);
+        if (jobs[i].last) finish(t, jobs[i].row, jobs[i].rows);
       }
-      for (int i = 0; i < count; ++i) t.exact_tile(jobs[i]);
     }
   }
 
-  static int tiles_that_see(const State& t, int64_t j, int keys, Job* jobs) {
-    int count = 0;
-    for (int r = 0; r < t.count; r += State::kTileQ) {
-      const int rows = static_cast<int>(smaller(State::kTileQ, t.count - r));
-      const auto [seen, seen_by_all] = t.sight_of(r, r + rows);
-      if (seen.end <= j || seen.begin >= j + keys) continue;
-      Columns columns;
-      columns.first = j;
-      columns.from =
-          static_cast<int>(larger(seen.begin - j, 0)) / M::kColumnAlign * M::kColumnAlign;
-      columns.to = static_cast<int>(smaller(seen.end - j, keys));
-      jobs[count++] = {r,           rows,       columns, round_up(columns.to, M::kColumnAlign),
-                       seen_by_all, t.s.weights};
+  static void tile(State& t, const Job& job, [[maybe_unused]] const Job* next) {
+    if constexpr (M::kOnePass) {
+      if (!t.terms && t.a.drop_threshold == 0) return OnePass<T, M>(t).tile(job, next);
     }
-    return count;
+    t.exact_tile(job);
+  }
+
+  static Job job_of(const State& t, const Tile& tile, int64_t j, int keys) {
+    const auto [seen, seen_by_all] = tile.sight;
+    Columns columns;
+    columns.first = j;
+    columns.from = static_cast<int>(larger(seen.begin - j, 0)) / M::kColumnAlign * M::kColumnAlign;
+    columns.to = static_cast<int>(smaller(seen.end - j, keys));
+    return {.row = tile.row,
+            .rows = tile.rows,
+            .columns = columns,
+            .to_pad = round_up(columns.to, M::kColumnAlign),
+            .seen_by_all = seen_by_all,
+            .first = seen.begin >= j,
+            .last = seen.end <= j + keys,
+            .weights = t.s.weights};
+  }
+
+  static void pack_queries(State& t, const Job& job) {
+    for (int r = job.row; r < job.row + job.rows; ++r) {
+      M::pack_left_row(t.s.q, t.dq_pad, r, t.q_row(r), t.a.dim_qk, t.dq_pad);
+    }
   }
 
   // Few rows: keys are read once, where they lie.
@@ -130,10 +159,9 @@ class Forward {
     const Arguments& a = t.a;
     const int q_stride = round_up(a.dim_qk, 2 * kLanes);
     for (int r = 0; r < t.count; ++r) {
-      const Row& row = t.s.rows[r];
-      const T* q = row_pointer<T>(a.q, t.head, row.head, row.i, t.head.sequence.q_row);
-      stream_query(buffers.q + r * q_stride, q, a.dim_qk);
+      stream_query(buffers.q + r * q_stride, t.q_row(r), a.dim_qk);
     }
+    t.clear_sums(0, t.count);
     const KeyRange seen = t.sight_of(0, t.count).some;
     // From a multiple of 4, where dropout's counters step; a part without keys begins past the last
     // one.
@@ -158,33 +186,45 @@ class Forward {
     }
   }
 
-  static void finish(const State& t) {
+  // Rows [row, row + rows) have met all their keys.
+  static void finish(const State& t, int row, int rows) {
+    if (t.task.partial != nullptr) return keep_partial(t, row, rows);
     const Arguments& a = t.a;
-    if (t.task.partial != nullptr) {
-      float* const p = t.task.partial;
-      const int64_t sums = int64_t{t.count} * t.dv_pad;
-      for (int64_t x = 0; x < sums; x += kLanes) store(p + x, load(t.s.acc + x));
-      for (int r = 0; r < t.count; ++r) {
-        p[sums + r] = t.s.m[r];
-        p[sums + t.count + r] = t.s.l[r];
-      }
-      return;
-    }
-    for (int r = 0; r < t.count; ++r) {
-      const Row& row = t.s.rows[r];
-      T* const out = row_pointer<T>(a.out, t.head, row.head, row.i, t.head.sequence.q_row);
+    for (int r = row; r < row + rows; ++r) {
+      T* const out = t.out_row(r);
       const Vec inverse = broadcast(t.s.l[r] == 0 ? 0 : 1 / t.s.l[r]);
       for (int d = 0; d < a.dim_v; d += kLanes) {
         store_up_to(out + d, load(t.s.acc + int64_t{r} * t.dv_pad + d) * inverse, a.dim_v - d);
       }
-      write_lse(a, t.head, row, t.s.m[r], t.s.l[r]);
+    }
+    if (a.lse.data == nullptr) return;
+    for (int r = row; r < row + rows; r += kLanes) {
+      const Vec lse = lse_of(load(t.s.m + r), load(t.s.l + r));
+      for (int lane = 0; lane < kLanes && r + lane < row + rows; ++lane) {
+        write_lse(a, t.head, t.s.rows[r + lane], lse[lane]);
+      }
     }
   }
 
-  static void write_lse(const Arguments& a, const Head& head, const Row& row, float m, float l) {
-    if (a.lse.data == nullptr) return;
-    a.lse.at(head.sequence.batch_at, row.head, head.sequence.q_row + row.i) =
-        l == 0 ? kMinusInf : (m + __builtin_log2f(l)) * kLn2;
+  static void keep_partial(const State& t, int row, int rows) {
+    float* const p = t.task.partial;
+    const int64_t sums = int64_t{t.count} * t.dv_pad;
+    const int64_t begin = int64_t{row} * t.dv_pad, end = begin + int64_t{rows} * t.dv_pad;
+    for (int64_t x = begin; x < end; x += kLanes) store(p + x, load(t.s.acc + x));
+    for (int r = row; r < row + rows; ++r) {
+      p[sums + r] = t.s.m[r];
+      p[sums + t.count + r] = t.s.l[r];
+    }
+  }
+
+  // From the max in log2 units and the sum of weights; a sum of 0 is that of a row that saw no key.
+  static Vec lse_of(Vec m, Vec l) {
+    const Vec lse = (m + log2(l)) * broadcast(kLn2);
+    return where_less(l, broadcast(0x1p-126f), broadcast(kMinusInf), lse);
+  }
+
+  static void write_lse(const Arguments& a, const Head& head, const Row& row, float lse) {
+    a.lse.at(head.sequence.batch_at, row.head, head.sequence.q_row + row.i) = lse;
   }
 };
 

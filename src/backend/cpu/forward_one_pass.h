@@ -19,20 +19,22 @@ class OnePass {
 
   explicit OnePass(State& state) : t_(state) {}
 
-  void tile(const Job& job) {
+  // The tile of `next`, which may be null, follows.
+  void tile(const Job& job, const Job* next) {
     for (int r = 0; r < job.rows; ++r) store(t_.s.sums + r * kLanes, zero());
+    const T* const queries = next != nullptr && next->first ? t_.q_row(next->row) : nullptr;
+    const T* const outs = job.last ? t_.out_row(job.row) : nullptr;
     for (int from = job.columns.from; from < job.to_pad; from += kSlot) {
       const int width = static_cast<int>(smaller(kSlot, job.to_pad - from));
+      const Lines soon = lines_beside((from - job.columns.from) / kSlot, queries, outs);
       M::template multiply<false>(t_.s.ring, kSlot, job.rows, width, t_.dq_pad, t_.queries_of(job),
                                   t_.keys_of(from), t_.dq_pad);
       hide_unseen_of(job, from, width);
       if (from == job.columns.from && !set_reference(job, width)) return t_.exact_tile(job);
-      width == kSlot ? weights<kSlot>(job, from) : weights<kSlot / 2>(job, from);
+      width == kSlot ? weights<kSlot>(job, from, soon) : weights<kSlot / 2>(job, from, soon);
     }
     if (!add_sums(job)) return t_.exact_tile(job);
-    M::template multiply<true>(t_.s.acc + int64_t{job.row} * t_.dv_pad, t_.dv_pad, job.rows,
-                               t_.dv_pad, job.to_pad - job.columns.from, t_.weights_of(job),
-                               t_.values_of(job), State::kTileKv);
+    job.first ? add_values<false>(job) : add_values<true>(job);
     if (t_.v_nonfinite) t_.add_nonfinite(job);
   }
 
@@ -40,6 +42,29 @@ class OnePass {
   static constexpr int kSlot = M::kSlotColumns;
   static_assert(kSlot == 2 * M::kColumnAlign, "a tile ends on a whole or a half slot");
   static constexpr float kHeadroom = 0x1p40f;
+
+  // A cache line of each row of a tile. The rows of a head lie apart in memory, in runs too short
+  // for the hardware to foresee the next, and asking for many at once holds up the loads that
+  // follow: so one line is asked for beside each row of weights. Where a tile reaches into another
+  // head some are asked for in vain.
+  struct Lines {
+    const T* at;
+    int64_t stride;
+  };
+  static constexpr int kLine = 64 / sizeof(T);
+  static constexpr int kSecondLevel = 2;  // the cache to fetch them to
+
+  // Beside slot after slot: the next tile's queries, then the rows that this one writes.
+  Lines lines_beside(int slot, const T* queries, const T* outs) const {
+    const Arguments& a = t_.a;
+    int at = slot * kLine;
+    if (queries != nullptr) {
+      if (at < a.dim_qk) return {queries + at, a.q.strides.row};
+      at -= round_up(a.dim_qk, kLine);
+    }
+    if (outs != nullptr && at < a.dim_v) return {outs + at, a.out.strides.row};
+    return {reinterpret_cast<const T*>(t_.s.ring), 0};  // none: a line that is near
+  }
 
   void hide_unseen_of(const Job& job, int from, int width) {
     const Columns columns{job.columns.first + from, 0, width};
@@ -73,13 +98,13 @@ class OnePass {
   }
 
   template <int kWidth>
-  void weights(const Job& job, int from) {
+  void weights(const Job& job, int from, Lines soon) {
     typename M::Elem* const weights = job.weights;
     const float* const scores = t_.s.ring;
     const float* const m = t_.s.m + job.row;
     float* const sums = t_.s.sums;
     const Vec c = broadcast(t_.to_log2);
-    for (int r = 0; r < job.rows; ++r) {
+    for (int r = 0; r < job.rows; ++r, soon.at += soon.stride) {
       const Vec minus_m = broadcast(-m[r]);
       Vec total = load(sums + r * kLanes);
       for (int j = 0; j < kWidth; j += 2 * kLanes) {
@@ -89,7 +114,15 @@ class OnePass {
         M::store_left_two(weights, State::kScoreStride, r, from + j, p0, p1);
       }
       store(sums + r * kLanes, total);
+      __builtin_prefetch(soon.at, 0, kSecondLevel);
     }
+  }
+
+  template <bool kAccumulate>
+  void add_values(const Job& job) {
+    M::template multiply<kAccumulate>(t_.s.acc + int64_t{job.row} * t_.dv_pad, t_.dv_pad, job.rows,
+                                      t_.dv_pad, job.to_pad - job.columns.from, t_.weights_of(job),
+                                      t_.values_of(job), State::kTileKv);
   }
 
   // Adds the tile's sums to the rows'; false, and nothing added, when one has outgrown its

@@ -25,6 +25,7 @@ struct TileJob {
   Columns columns;
   int to_pad;            // columns.to, padded as right operands are
   KeyRange seen_by_all;  // keys that no row of the tile has hidden
+  bool first, last;      // of the blocks that the tile sees
   Elem* weights;
 };
 
@@ -92,16 +93,27 @@ struct ForwardState {
         to_log2(terms ? kLog2e : args.scale * kLog2e),
         s(args, count, carver) {
     const bool counts_sink = a.sink != nullptr && task.key_begin == 0;
-    for (int r = 0; r < count; ++r) {
-      Row row = row_at(a, head, task.row_begin + r);
+    for_rows(a, head, task.row_begin, count, [&](int64_t r, Row row) {
       row.end = smaller(row.end, task.key_end);
       row.prefix = smaller(row.prefix, task.key_end);
       s.rows[r] = row;
       // A sink is a key with no value: it starts the sums.
       s.m[r] = counts_sink ? a.sink[row.head * a.sink_head] * kLog2e : kMinusInf;
       s.l[r] = counts_sink ? 1.0f : 0.0f;
-    }
-    for (int64_t x = 0; x < int64_t{count} * dv_pad; x += kLanes) store(s.acc + x, zero());
+    });
+  }
+
+  // The sums of rows [row, row + rows) hold nothing until this is called, or a product is stored.
+  void clear_sums(int row, int rows) {
+    float* const acc = s.acc + int64_t{row} * dv_pad;
+    for (int x = 0; x < rows * dv_pad; x += kLanes) store(acc + x, zero());
+  }
+
+  const T* q_row(int r) const {
+    return row_pointer<const T>(a.q, head, s.rows[r].head, s.rows[r].i, head.sequence.q_row);
+  }
+  T* out_row(int r) const {
+    return row_pointer<T>(a.out, head, s.rows[r].head, s.rows[r].i, head.sequence.q_row);
   }
 
   T* k_row(int64_t j) const { return row_pointer<T>(a.k, head, head.kv, j, head.sequence.kv_row); }
@@ -150,6 +162,7 @@ struct ForwardState {
   }
 
   void exact_tile(const Job& job) {
+    if (job.first) clear_sums(job.row, job.rows);
     const int width = job.to_pad - job.columns.from;
     M::template multiply<false>(s.scores + job.columns.from, kScoreStride, job.rows, width, dq_pad,
                                 queries_of(job), keys_of(job.columns.from), dq_pad);

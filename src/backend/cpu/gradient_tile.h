@@ -35,27 +35,22 @@ class GradientTile {
         to_log2_(terms_ ? kLog2e : a.scale * kLog2e),
         s_(carve(a, scratch)) {}
 
-  // Chooses rows [first, first + rows) of the KV head and finds the columns of the block that any
-  // of them sees; false when none does.
-  bool set_rows(int64_t first, int rows, int64_t j, int keys, Columns& columns) {
+  // Chooses queries [i, i + rows) of the h-th query head of the group and finds the columns of the
+  // block that any of them sees; false when none does.
+  bool set_rows(int64_t h, int64_t i, int rows, int64_t j, int keys, Columns& columns) {
+    h_ = h;
+    i_ = i;
     rows_ = rows;
-    int64_t begin = j + keys, end = j;
-    all_visible_ = true;
-    for (int r = 0; r < rows; ++r) {
-      const Row row = row_at(a_, head_, first + r);
-      s_.rows[r] = row;
-      if (row.last_key() <= row.first_key()) continue;
-      begin = smaller(begin, larger(row.first_key(), j));
-      end = larger(end, smaller(row.last_key(), j + keys));
-    }
+    // Windows move on with the query, so those between the first and the last see nothing else.
+    const Row top = row_of(0), bottom = row_of(rows - 1);
+    const int64_t begin = larger(top.first_key(), j), end = smaller(bottom.last_key(), j + keys);
     if (end <= begin) return false;
     columns.first = j;
     columns.from = static_cast<int>(begin - j) / M::kColumnAlign * M::kColumnAlign;
     columns.to = static_cast<int>(end - j);
-    const int to_pad = round_up(columns.to, M::kColumnAlign);
-    for (int r = 0; r < rows; ++r) {
-      all_visible_ = all_visible_ && s_.rows[r].sees_all(j + columns.from, j + to_pad);
-    }
+    const int64_t to_pad = j + round_up(columns.to, M::kColumnAlign);
+    all_visible_ =
+        top.sees_all(j + columns.from, to_pad) && bottom.sees_all(j + columns.from, to_pad);
     return true;
   }
 
@@ -63,7 +58,6 @@ class GradientTile {
     const T* k = row_pointer<T>(a_.k, head_, head_.kv, j, head_.sequence.kv_row);
     const T* v = row_pointer<T>(a_.v, head_, head_.kv, j, head_.sequence.kv_row);
     M::template pack_right_transposed<T>(s_.k_t, k, a_.k.strides.row, keys, a_.dim_qk, qk_depth_);
-    M::template pack_right_transposed<T>(s_.v_t, v, a_.v.strides.row, keys, a_.dim_v, v_depth_);
     int64_t stride = a_.k.strides.row;
     if (has_nonfinite(k, stride, keys, a_.dim_qk)) {  // rows that see it have a NaN in ds already
       copy_finite(s_.clean, k, stride, keys, a_.dim_qk);
@@ -71,6 +65,7 @@ class GradientTile {
       stride = a_.dim_qk;
     }
     M::template pack_right<T>(s_.k, k, stride, keys, kTileKv, a_.dim_qk);
+    M::template pack_right_transposed<T>(s_.v_t, v, a_.v.strides.row, keys, a_.dim_v, v_depth_);
   }
 
   void weights(typename M::Left q, typename M::Left dout, const float* lse, const float* delta,
@@ -120,7 +115,6 @@ class GradientTile {
   enum class Scores { kPlain, kHidden, kAny };
 
   struct Buffers {
-    Row* rows;
     Elem *k_t, *v_t, *k;  // right operands of the block of keys
     float *scores, *dp;   // [kTileQ][kScoreStride]
     Elem *p_right, *ds_right, *ds_left;
@@ -131,7 +125,6 @@ class GradientTile {
     Buffers(const Arguments& a, Scratch& from) {
       const int qk_depth = round_up(a.dim_qk, M::kDepthAlign),
                 v_depth = round_up(a.dim_v, M::kDepthAlign);
-      rows = from.template take<Row>(kTileQ);
       k_t = from.template take<Elem>(int64_t{kTileKv} * qk_depth);
       v_t = from.template take<Elem>(int64_t{kTileKv} * v_depth);
       k = from.template take<Elem>(int64_t{kTileKv} * round_up(a.dim_qk, M::kColumnAlign));
@@ -145,6 +138,8 @@ class GradientTile {
       clean = from.template take<T>(clean_elements(a));
     }
   };
+
+  Row row_of(int r) const { return row_at(a_, head_, h_, i_ + r); }
 
   static Buffers carve(const Arguments& a, std::byte* scratch) {
     ScratchCarver carver(scratch);
@@ -163,12 +158,13 @@ class GradientTile {
   void logits(int r, Columns columns) {
     float* const s = s_.scores + r * kScoreStride;
     const Columns padded{columns.first, columns.from, round_up(columns.to, M::kColumnAlign)};
+    const Row row = row_of(r);
     if (terms_) {
-      apply_score_terms<T>(a_, head_, s_.rows[r], columns, s, s_.slopes + r % 4 * kScoreStride);
+      apply_score_terms<T>(a_, head_, row, columns, s, s_.slopes + r % 4 * kScoreStride);
     }
-    hide_unseen(s_.rows[r], padded, s);
+    hide_unseen(row, padded, s);
     if (a_.drop_threshold != 0) {
-      kept_weights(a_, head_, s_.rows[r], padded, s_.keep + r % 4 * kScoreStride);
+      kept_weights(a_, head_, row, padded, s_.keep + r % 4 * kScoreStride);
     }
   }
 
@@ -231,6 +227,7 @@ class GradientTile {
   const bool terms_;
   const float to_log2_;
   Buffers s_;
+  int64_t h_ = 0, i_ = 0;  // the rows: queries [i_, i_ + rows_) of the h_-th query head
   int rows_ = 0;
   bool all_visible_ = true;
 };

@@ -24,8 +24,9 @@ struct ForwardTask {
 struct BackwardTask {
   Head head;
   int64_t key_begin = 0, key_end = 0;
-  float* dq_partial =
-      nullptr;  // one of several over the keys: [group * q_len][dim_qk] sums, unscaled
+  // One of several over the keys: [group * q_len][dim_qk] sums, unscaled. Delta is then known;
+  // otherwise the task writes it.
+  float* dq_partial = nullptr;
 };
 
 // One tile of the bias gradient.
@@ -67,8 +68,8 @@ struct Kernels {
   size_t (*bias_gradient_scratch)(const Arguments&) = nullptr;
   void (*bias_gradient)(const Arguments&, const BiasGradientTask&, std::byte* scratch) = nullptr;
   // delta of rows [begin, end) of one (batch, head).
-  void (*delta)(const Arguments&, const RowScalars& dlse, const Head& head, int64_t head_q,
-                int64_t begin, int64_t end) = nullptr;
+  void (*delta)(const Arguments&, const Head& head, int64_t head_q, int64_t begin,
+                int64_t end) = nullptr;
   // dq of rows [begin, end) of one query head: the sum of `count` partials, `stride` floats apart.
   void (*join_dq)(const Arguments&, const Head& head, int64_t head_q, int64_t begin, int64_t end,
                   const float* partials, int64_t stride, int count) = nullptr;

@@ -33,11 +33,12 @@ struct Row {
   }
 };
 
-FOVEA_INLINE Row row_at(const Arguments& a, const Head& head, int64_t r) {
+// Query i of the h-th query head of the group.
+FOVEA_INLINE Row row_at(const Arguments& a, const Head& head, int64_t h, int64_t i) {
   const Sequence& s = head.sequence;
   Row row;
-  row.head = head.kv * a.group + r / s.q_len;
-  row.i = r % s.q_len;
+  row.head = head.kv * a.group + h;
+  row.i = i;
   row.position = row.i + s.kv_len - s.q_len;
   row.begin = 0;
   row.end = s.kv_len;
@@ -48,6 +49,21 @@ FOVEA_INLINE Row row_at(const Arguments& a, const Head& head, int64_t r) {
   if (row.end < row.begin) row.end = row.begin;
   row.prefix = smaller(a.mask.prefix, s.kv_len);
   return row;
+}
+
+// Calls put(k, row) for rows first + k, k < count: one division, not one a row.
+template <typename Put>
+FOVEA_INLINE void for_rows(const Arguments& a, const Head& head, int64_t first, int64_t count,
+                           Put put) {
+  const int64_t q_len = head.sequence.q_len;
+  int64_t h = first / q_len, i = first % q_len;
+  for (int64_t k = 0; k < count; ++k) {
+    put(k, row_at(a, head, h, i));
+    if (++i == q_len) {
+      i = 0;
+      ++h;
+    }
+  }
 }
 
 // Columns [from, to) of a block whose column 0 is key `first`.

@@ -43,9 +43,9 @@ class ScratchCarver {
 // them.
 template <typename T>
 bool has_nonfinite(const T* src, int64_t stride, int rows, int cols) {
+  Vec worst = zero(), worst2 = zero();  // 0 x is 0, or NaN when x is not finite
   for (int r = 0; r < rows; ++r) {
     const T* const row = src + r * stride;
-    Vec worst = zero(), worst2 = zero();  // 0 x is 0, or NaN when x is not finite
     int d = 0;
     for (; d + 2 * kLanes <= cols; d += 2 * kLanes) {
       Vec a, b;
@@ -54,9 +54,8 @@ bool has_nonfinite(const T* src, int64_t stride, int rows, int cols) {
       worst2 = fma(b, zero(), worst2);
     }
     for (; d < cols; d += kLanes) worst = fma(load_up_to(row + d, cols - d), zero(), worst);
-    if (any_nonfinite(worst + worst2)) return true;
   }
-  return false;
+  return any_nonfinite(worst + worst2);
 }
 
 template <typename T>

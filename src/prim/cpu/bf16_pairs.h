@@ -58,16 +58,15 @@ struct Bf16Pairs {
   template <typename T>
   static void pack_right(Bf16* dst, const Bf16* src, int64_t stride, int depth, int depth_pad,
                          int cols) {
-    for (int c = 0; c < cols; c += 32) {
-      Bf16* const p0 = dst + static_cast<int64_t>(c) * depth_pad;
-      Bf16* const p1 = p0 + static_cast<int64_t>(16) * depth_pad;
-      for (int k = 0; k < depth_pad; k += 2) {
+    for (int k = 0; k < depth_pad; k += 2) {
+      for (int c = 0; c < cols; c += 32) {
         const __m512i x = k < depth ? raw(src + k * stride + c, cols - c) : _mm512_setzero_si512();
         const __m512i y =
             k + 1 < depth ? raw(src + (k + 1) * stride + c, cols - c) : _mm512_setzero_si512();
         const Interleaved both = interleave(x, y);
-        _mm512_storeu_si512(p0 + k * 16, both.low);
-        _mm512_storeu_si512(p1 + k * 16, both.high);
+        Bf16* const panel = dst + static_cast<int64_t>(c) * depth_pad + k * 16;
+        _mm512_storeu_si512(panel, both.low);
+        _mm512_storeu_si512(panel + static_cast<int64_t>(16) * depth_pad, both.high);
       }
     }
   }

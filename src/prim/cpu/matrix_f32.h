@@ -55,16 +55,11 @@ struct MatrixF32 {
   template <typename T>
   static void pack_right(float* dst, const T* src, int64_t stride, int depth, int depth_pad,
                          int cols) {
-    for (int c = 0; c < cols; c += kPanel, dst += static_cast<int64_t>(depth_pad) * kPanel) {
-      for (int k = 0; k < depth; ++k) {
-        for (int part = 0; part < kPanel; part += kLanes) {
-          const int left = cols - c - part;
-          store(dst + k * kPanel + part,
-                left > 0 ? load_up_to(src + k * stride + c + part, left) : zero());
-        }
-      }
-      for (int k = depth; k < depth_pad; ++k) {
-        for (int part = 0; part < kPanel; part += kLanes) store(dst + k * kPanel + part, zero());
+    for (int k = 0; k < depth_pad; ++k) {
+      for (int c = 0; c < round_up(cols, kPanel); c += kLanes) {
+        float* const panel = dst + static_cast<int64_t>(c / kPanel) * depth_pad * kPanel;
+        store(panel + k * kPanel + c % kPanel,
+              k < depth && c < cols ? load_up_to(src + k * stride + c, cols - c) : zero());
       }
     }
   }

@@ -35,6 +35,26 @@ FOVEA_INLINE Vec exp2(Vec x) {
   return scale_by_exponent(p, x);
 }
 
+// log2 of positive, normal floats, to 1e-7; NaN for NaN and Inf. x = 2^e (1 + t) with 1 + t in
+// [1/sqrt 2, sqrt 2], and a minimax fit of log2(1 + t) / t.
+FOVEA_INLINE Vec log2(Vec x) {
+  using Ints = int32_t __attribute__((vector_size(sizeof(Vec))));
+  using Words = uint32_t __attribute__((vector_size(sizeof(Vec))));
+  const Words bits = reinterpret_cast<Words>(x);
+  const Ints exponent = reinterpret_cast<Ints>(bits - 0x3f3504f3u) >> 23;
+  const Words mantissa = bits - (reinterpret_cast<Words>(exponent) << 23);
+  const Vec t = reinterpret_cast<Vec>(mantissa) - broadcast(1.0f);
+  Vec p = broadcast(-1.457444578e-1f);
+  p = fma(p, t, broadcast(2.368903607e-1f));
+  p = fma(p, t, broadcast(-2.500690520e-1f));
+  p = fma(p, t, broadcast(2.867074609e-1f));
+  p = fma(p, t, broadcast(-3.600872159e-1f));
+  p = fma(p, t, broadcast(4.809394479e-1f));
+  p = fma(p, t, broadcast(-7.213571668e-1f));
+  p = fma(p, t, broadcast(1.442694783f));
+  return fma(p, t, __builtin_convertvector(exponent, Vec)) + (x - x);
+}
+
 // tanh by (1 - e) / (1 + e), e = exp(-2|x|), and by an odd series near zero, where that would
 // cancel.
 FOVEA_INLINE Vec tanh(Vec x) {
