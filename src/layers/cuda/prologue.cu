@@ -84,6 +84,43 @@ constexpr int kTileCols = 128;  // of products
 // Columns of a tile of whole heads.
 int whole_heads(int dim) { return std::max(1, kTileCols / dim) * dim; }
 
+// A convolution for blocks that hold its weights whole, from `bytes` of shared memory on.
+WholeConv whole_conv(const Conv& from, int& bytes) {
+  WholeConv conv;
+  conv.taps = as_int(from.taps);
+  conv.blocks = from.blocks;
+  for (int n = 0; n < from.blocks; ++n) {
+    const ConvBlock& b = from.block[static_cast<size_t>(n)];
+    const int channels = as_int(b.channels), group = as_int(b.group);
+    conv.block[n] = {as_int(b.first), channels, group,
+                     b.weight.data,   bytes,    Divider(group * conv.taps / 8)};
+    bytes += channels * (group * conv.taps + kRowPadding) * 2;
+  }
+  return conv;
+}
+
+// Whether blocks of threads can hold the weights of both convolutions; sets where they lie, and
+// what else a block has.
+bool set_whole(const Prologue& p, const Sizes& s, WholeConv& first, WholeConv& second,
+               WholeRoom& room) {
+  if (p.z.dtype == DType::kF32 || !p.convolve || s.depthwise) return false;
+  if (std::max(p.first.taps, p.second.taps) > kMostTaps) return false;
+  for (const Conv* conv : {&p.first, &p.second}) {
+    for (const ConvBlock& b : conv->block) {
+      const bool aligned = reinterpret_cast<uintptr_t>(b.weight.data) % 16 == 0;
+      if (!aligned || b.bias.given()) return false;
+    }
+  }
+  int bytes = 0, device = 0, most = 0;
+  first = whole_conv(p.first, bytes);
+  second = whole_conv(p.second, bytes);
+  room = WholeRoom::of(bytes, s.qk, s.dim, bytes);
+  return bytes <= kWholeSharedBytes && cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) ==
+             cudaSuccess &&
+         most >= kWholeSharedBytes;
+}
+
 }  // namespace
 
 ForwardPlan plan_forward(const Prologue& p, const RopeTable& rope, std::byte* scratch) {
@@ -124,7 +161,23 @@ ForwardPlan plan_forward(const Prologue& p, const RopeTable& rope, std::byte* sc
     plan.bytes = cut.used();
     return plan;
   }
-
+  WholeForward& whole = plan.whole;
+  if (scratch != nullptr && set_whole(p, s, whole.first, whole.second, whole.room)) {
+    whole.span = Divider(s.q_len + s.reach);
+    whole.all_rows = s.batch * (s.q_len + s.reach);
+    whole.blocks = as_int(ceil_div(whole.all_rows, kWholeRows));
+    whole.q_len = s.q_len;
+    whole.reach = s.reach;
+    whole.u_rows = s.u_rows;
+    whole.width = s.qk;
+    whole.tile_cols = whole_heads(s.dim);
+    whole.values = before.values;
+    whole.finish = finish;
+    whole.z = rows_of(p.z, s.lead - s.reach);
+    whole.u = rows_of(p.u);
+    before.token_blocks = 0;
+    return plan;
+  }
   const Rows z = rows_of(p.z, s.lead - s.reach);
   if (s.depthwise) {
     const ConvBlock& block = p.first.block[0];
@@ -171,33 +224,33 @@ WeightGradient plan_gradient(const Conv& to, DType dtype, const Rows& dy, const 
   a.rows = Divider(rows);
   a.all_rows = batch * rows;
   constexpr int kTile = GradientShape<float>::kTile;
-  int tiles = 0;
+  int count = 0;
   for (int n = 0; n < to.blocks; ++n) {
     const ConvBlock& block = to.block[static_cast<size_t>(n)];
     if (!block.weight.given()) continue;
     const int channels = as_int(block.channels), group = as_int(block.group);
     // The groups of a tile of outputs begin before it and end after it by less than one group,
     // unless groups fill tiles or the other way round.
-    const bool whole = kTile % group == 0 || group % kTile == 0;
-    const int reach = whole ? std::max(group, kTile) : kTile + 2 * (group - 1);
+    const bool fill = kTile % group == 0 || group % kTile == 0;
+    const int reach = fill ? std::max(group, kTile) : kTile + 2 * (group - 1);
     const int in_tiles = as_int(ceil_div(std::min(reach, channels), kTile));
-    a.block[a.blocks++] = {
-        as_int(block.first), channels, group, nullptr, as_int(ceil_div(channels, kTile)), in_tiles};
-    tiles += as_int(ceil_div(channels, kTile)) * in_tiles * a.taps;
+    a.block[count] = {as_int(block.first), channels, group, nullptr, in_tiles};
+    a.tiles[count++] = as_int(ceil_div(channels, kTile)) * in_tiles * a.taps;
   }
-  if (a.blocks == 0) return a;
+  if (count == 0) return a;
   const int depth =
       dtype == DType::kF32 ? GradientShape<float>::kDepth : GradientShape<__half>::kDepth;
   const int64_t steps = ceil_div(a.all_rows, depth);
-  const int64_t parts = std::clamp<int64_t>(kBlocksAtOnce / tiles, 1, steps);
+  const int64_t parts = std::clamp<int64_t>(kBlocksAtOnce / (a.tiles[0] + a.tiles[1]), 1, steps);
   a.rows_of_part = as_int(ceil_div(steps, parts)) * depth;
-  const int made = as_int(ceil_div(a.all_rows, a.rows_of_part));
-  for (int n = 0, b = 0; b < to.blocks; ++b) {
-    const ConvBlock& block = to.block[static_cast<size_t>(b)];
+  a.parts = as_int(ceil_div(a.all_rows, a.rows_of_part));
+  count = 0;
+  for (int n = 0; n < to.blocks; ++n) {
+    const ConvBlock& block = to.block[static_cast<size_t>(n)];
     if (!block.weight.given()) continue;
-    const int64_t count = block.channels * block.group * to.taps;
-    a.block[n].parts = cut.floats(count * made);
-    sums.add(a.block[n++].parts, block.weight.data, count, a.taps, made);
+    const int64_t elements = block.channels * block.group * to.taps;
+    a.block[count].parts = cut.floats(elements * a.parts);
+    sums.add(a.block[count++].parts, block.weight.data, elements, a.taps, a.parts);
   }
   return a;
 }
@@ -239,12 +292,19 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
   after.mixed = rows_of(p.mixed);
   after.dmixed = dmixed;
   if (p.mix.norm) after.slopes = cut.floats(int64_t{s.tokens} * p.mix.heads_kv);
+  WholeBackward& whole = plan.whole;
+  const int whole_span = s.u_rows + s.reach;
+  const int whole_blocks = as_int(ceil_div(s.batch * whole_span, kWholeRows));
+  if (scratch != nullptr && set_whole(p, s, whole.first, whole.second, whole.room)) {
+    whole.blocks = whole_blocks;
+  }
   if (g.dtemperature.given()) {
-    const int64_t count = int64_t{after.token_blocks} * p.mix.heads_kv;
+    const int parts = whole.blocks > 0 ? whole.blocks : after.token_blocks;
     const bool shared = p.mix.kind == KeyTemperature::kShared;
-    after.temperature = cut.floats(count);
+    after.temperature =
+        cut.floats(std::max(whole_blocks, after.token_blocks) * p.mix.heads_kv);  // for either way
     plan.sums.add(after.temperature, g.dtemperature.data, shared ? 1 : p.mix.heads_kv, 1,
-                  shared ? as_int(count) : after.token_blocks, true);
+                  shared ? parts * as_int(p.mix.heads_kv) : parts, true);
   }
 
   Spread& spread = plan.spread;
@@ -262,6 +322,27 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
   }
 
   const Rows du = rows_of(g.du), z = rows_of(p.z, s.lead - s.reach);
+  WeightGradients& weights = plan.weights;
+  weights.of[0] =
+      plan_gradient(g.second, dtype, dmixed, rows_of(p.u), s.batch, s.q_len, cut, plan.sums);
+  if (!s.depthwise) {
+    weights.of[1] = plan_gradient(g.first, dtype, du, z, s.batch, s.u_rows, cut, plan.sums);
+  }
+  weights.blocks = weights.of[0].blocks() + weights.of[1].blocks();
+  if (whole.blocks > 0) {
+    whole.span = Divider(whole_span);
+    whole.all_rows = s.batch * whole_span;
+    whole.q_len = s.q_len;
+    whole.reach = s.reach;
+    whole.margin = s.margin;
+    whole.u_rows = s.u_rows;
+    whole.width = s.qk;
+    whole.after = after;
+    whole.du = du;
+    whole.dz = dz;
+    after.token_blocks = 0;
+    return plan;
+  }
   TapProduct& second = plan.second;
   set_blocks(p.second, dtype, true, cut, after.packs, second);
   second.from = dmixed;
@@ -270,9 +351,6 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
   second.to = du;
   second.set_rows(s.batch, s.u_rows);
   second.tile_cols = kTileCols;
-  plan.second_weight =
-      plan_gradient(g.second, dtype, dmixed, rows_of(p.u), s.batch, s.q_len, cut, plan.sums);
-
   plan.columns.parts = as_int(std::clamp<int64_t>(s.tokens / 256, 1, 64));
   if (s.depthwise) {
     spread.from = du;
@@ -297,7 +375,6 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
     first.tile_cols = kTileCols;
     first.ending = Ending::kCouple;
     first.finish.coupling = after.coupling;
-    plan.first_weight = plan_gradient(g.first, dtype, du, z, s.batch, s.u_rows, cut, plan.sums);
   }
   plan.bytes = cut.used();
   return plan;

@@ -6,12 +6,14 @@
 #include "layers/cuda/tap_product.h"
 #include "layers/cuda/tokens_backward.cuh"
 #include "layers/cuda/weight_gradient.cuh"
+#include "layers/cuda/whole_backward.cuh"
 
 namespace fovea::layers::cuda {
 
 // Made with no scratch, only `bytes` means something.
 struct ForwardPlan {
   size_t bytes = 0;
+  WholeForward whole;  // blocks: it is all that is launched
   Before before;
   TapProduct first, second;  // no blocks: the convolution is none, or `before` does it
   FinishAlone finish;        // no columns: the second product ends so
@@ -20,10 +22,11 @@ ForwardPlan plan_forward(const Prologue& p, const RopeTable& rope, std::byte* sc
 
 struct BackwardPlan {
   size_t bytes = 0;
+  WholeBackward whole;  // blocks: in place of `after` and of both products
   After after;
   TapProduct second, first;  // to du, and to dz
   Spread spread;             // no channels: the first product leads to dz
-  WeightGradient second_weight, first_weight;
+  WeightGradients weights;
   ColumnSums columns;
   PartSums sums;
 };
