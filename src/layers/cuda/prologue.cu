@@ -79,6 +79,24 @@ void set_blocks(const Conv& conv, DType dtype, bool backward, Cut& cut, Packs& p
   }
 }
 
+// Moves a product of small heads to the kernel that is made for them, which takes weights as they
+// are: they are not packed.
+bool move_to_heads(const Conv& conv, DType dtype, TapProduct& product, HeadConv& heads) {
+  if (dtype == DType::kF32) return false;
+  const int taps = as_int(conv.taps), group = as_int(conv.block[0].group);
+  if (!HeadConvShape<__half>::takes(group, taps)) return false;
+  for (int n = 0; n < conv.blocks; ++n) {
+    const ConvBlock& b = conv.block[static_cast<size_t>(n)];
+    if (b.group != group || reinterpret_cast<uintptr_t>(b.weight.data) % 16 != 0) return false;
+    product.block[n].weight = b.weight.data;
+  }
+  heads.product = product;
+  heads.product.tile_cols = HeadConvShape<__half>::kCols / group * group;
+  heads.pieces = Divider(group * taps / 8);
+  product.blocks = 0;
+  return true;
+}
+
 constexpr int kTileCols = 128;  // of products
 
 // Columns of a tile of whole heads.
@@ -187,12 +205,14 @@ ForwardPlan plan_forward(const Prologue& p, const RopeTable& rope, std::byte* sc
     before.depthwise_blocks = depthwise_blocks(before.depthwise);
   } else {
     TapProduct& first = plan.first;
-    set_blocks(p.first, dtype, false, cut, before.packs, first);
+    Packs packs;
+    set_blocks(p.first, dtype, false, cut, packs, first);
     first.from = z;
     first.to = rows_of(p.u);
     first.from_rows = s.reach + s.q_len;
     first.set_rows(s.batch, s.u_rows);
     first.tile_cols = kTileCols;
+    if (!move_to_heads(p.first, dtype, first, plan.heads)) before.packs = packs;
   }
   TapProduct& second = plan.second;
   set_blocks(p.second, dtype, false, cut, before.packs, second);
@@ -366,7 +386,8 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
                 g.second.block[0].bias, cut, plan.sums);
   } else {
     TapProduct& first = plan.first;
-    set_blocks(p.first, dtype, true, cut, after.packs, first);
+    Packs packs = after.packs;
+    set_blocks(p.first, dtype, true, cut, packs, first);
     first.from = du;
     first.from_rows = s.u_rows;
     first.first_row = s.margin;
@@ -375,6 +396,7 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
     first.tile_cols = kTileCols;
     first.ending = Ending::kCouple;
     first.finish.coupling = after.coupling;
+    if (!move_to_heads(p.first, dtype, first, plan.heads)) after.packs = packs;
   }
   plan.bytes = cut.used();
   return plan;

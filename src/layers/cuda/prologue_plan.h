@@ -1,6 +1,7 @@
 // A call of the prologue as its kernels' arguments, and where in scratch their results lie.
 #pragma once
 
+#include "layers/cuda/head_conv.cuh"
 #include "layers/cuda/prologue.h"
 #include "layers/cuda/sums.cuh"
 #include "layers/cuda/tap_product.h"
@@ -15,7 +16,8 @@ struct ForwardPlan {
   size_t bytes = 0;
   WholeForward whole;  // blocks: it is all that is launched
   Before before;
-  TapProduct first, second;  // no blocks: the convolution is none, or `before` does it
+  TapProduct first, second;  // no blocks: the convolution is none, or another step does it
+  HeadConv heads;            // in place of the first product
   FinishAlone finish;        // no columns: the second product ends so
 };
 ForwardPlan plan_forward(const Prologue& p, const RopeTable& rope, std::byte* scratch);
@@ -25,6 +27,7 @@ struct BackwardPlan {
   WholeBackward whole;  // blocks: in place of `after` and of both products
   After after;
   TapProduct second, first;  // to du, and to dz
+  HeadConv heads;            // in place of the first product
   Spread spread;             // no channels: the first product leads to dz
   WeightGradients weights;
   ColumnSums columns;

@@ -31,16 +31,33 @@ class Launches {
   cudaError_t error_ = cudaSuccess;
 };
 
-template <typename Shape, bool kGrouped>
-void add_tiles(Launches& to, TapProduct a) {
+// The product with its tiles laid out; gives how many they are.
+template <typename Shape>
+int64_t lay_tiles(TapProduct& a) {
   int64_t tiles = 0;
   a.row_tiles = static_cast<int>(ceil_div(a.all_rows, Shape::kRows));
   for (int n = 0; n < a.blocks; ++n) {
     a.col_tiles[n] = static_cast<int>(ceil_div(a.block[n].channels, a.tile_cols));
     tiles += int64_t{a.row_tiles} * a.col_tiles[n];
   }
+  return tiles;
+}
+
+template <typename Shape, bool kGrouped>
+void add_tiles(Launches& to, TapProduct a) {
+  const int64_t tiles = lay_tiles<Shape>(a);
   to.add<tap_product_kernel<Shape, kGrouped>>(blocks_of(tiles), Shape::kThreads,
                                               Shape::kSharedBytes, a);
+}
+
+template <typename T, bool kBackward>
+void add_heads(Launches& to, HeadConv a) {
+  if constexpr (sizeof(T) == 2) {
+    using Shape = HeadConvShape<T>;
+    const int64_t tiles = lay_tiles<Shape>(a.product);
+    to.add<head_conv_kernel<Shape, kBackward>>(blocks_of(tiles), Shape::kThreads,
+                                               Shape::kSharedBytes, a);
+  }
 }
 
 // Tiles of many rows where they fill a GPU, and otherwise of few. Products of groups, which are
@@ -84,6 +101,7 @@ cudaError_t run(const ForwardPlan& plan, cudaStream_t stream) {
   to.add<before_kernel<T>>(blocks_of(b.token_blocks + b.depthwise_blocks + b.packs.tiles),
                            kTokenThreads, 0, b);
   add_product<T>(to, plan.first);
+  add_heads<T, false>(to, plan.heads);
   add_product<T>(to, plan.second);
   const FinishAlone& f = plan.finish;
   if (f.cols > 0) {
@@ -105,6 +123,7 @@ cudaError_t run(const BackwardPlan& plan, cudaStream_t stream) {
                           kTokenThreads, 0, plan.after);
   add_product<T>(to, plan.second);
   add_product<T>(to, plan.first);
+  add_heads<T, true>(to, plan.heads);
   if (plan.spread.channels > 0) {
     to.add<spread_kernel<T>>(blocks_of(ceil_div(plan.spread.tokens, kTokensOfBlock)), kTokenThreads,
                              0, plan.spread);

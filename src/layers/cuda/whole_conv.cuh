@@ -23,25 +23,26 @@ struct WholeBlock {
 struct WholeConv {
   int taps = 1, blocks = 0;
   WholeBlock block[2];
-
-  __device__ __forceinline__ int pitch(const WholeBlock& b) const {
-    return b.group * taps + kRowPadding;
-  }
 };
 
-// Begins to bring the weights; threads of the block all come.
+__device__ __forceinline__ int weight_pitch(const WholeBlock& b, int taps) {
+  return b.group * taps + kRowPadding;
+}
+
+// Begins to bring weights; threads of the block all come.
+template <typename T>
+__device__ __forceinline__ void load_weights(const WholeBlock& b, int taps, std::byte* s_memory) {
+  const uint32_t s_weight = ptx::shared_address(s_memory) + b.offset;
+  const int pieces = static_cast<int>(b.pieces.by), pitch = weight_pitch(b, taps);
+  for (int i = threadIdx.x; i < b.channels * pieces; i += blockDim.x) {
+    const int row = b.pieces(i), piece = i - row * pieces;
+    ptx::cp_async_16(s_weight + (row * pitch + piece * 8) * 2,
+                     static_cast<const T*>(b.weight) + int64_t{i} * 8);
+  }
+}
 template <typename T>
 __device__ void load_weights(const WholeConv& conv, std::byte* s_memory) {
-  for (int n = 0; n < conv.blocks; ++n) {
-    const WholeBlock& b = conv.block[n];
-    const uint32_t s_weight = ptx::shared_address(s_memory) + b.offset;
-    const int pieces = static_cast<int>(b.pieces.by);
-    for (int i = threadIdx.x; i < b.channels * pieces; i += blockDim.x) {
-      const int row = b.pieces(i), piece = i - row * pieces;
-      ptx::cp_async_16(s_weight + (row * conv.pitch(b) + piece * 8) * 2,
-                       static_cast<const T*>(b.weight) + int64_t{i} * 8);
-    }
-  }
+  for (int n = 0; n < conv.blocks; ++n) load_weights<T>(conv.block[n], conv.taps, s_memory);
 }
 
 // Two weights as the halves of one word.
@@ -51,47 +52,57 @@ __device__ __forceinline__ uint32_t pair_of(const T* low, const T* high) {
          uint32_t{*reinterpret_cast<const uint16_t*>(high)} << 16;
 }
 
-// y[r][n] = sum over shift, k of x[r + shift][k] w[n][k][shift] for 16 kM rows; kBackward:
-// w[k][n][taps - 1 - shift]. each(n, m, sum) gets 8 columns from n on of rows 16 m on.
+// By a warp, columns n to n + 7 of a block:
+//
+//   y[r][n] = sum over shift, k of x[r + shift][k] w[n][k][shift]    for 16 kM rows
+//
+// kBackward: w[k][n][taps - 1 - shift]. each(n, m, sum) gets rows from 16 m on.
 template <typename T, bool kBackward, int kM, typename Each>
-__device__ __forceinline__ void convolve_rows(const WholeConv& conv, const std::byte* s_memory,
-                                              const T* s_x, int pitch_x, const Each& each) {
-  const int lane = threadIdx.x % 32, warps = blockDim.x / 32, taps = conv.taps;
-  const int items = (conv.block[0].channels + conv.block[1].channels) / 8;
-  for (int item = threadIdx.x / 32; item < items; item += warps) {
-    const bool is_second = item * 8 >= conv.block[0].channels;
-    const WholeBlock& b = conv.block[is_second];
-    const int n = item * 8 - (is_second ? conv.block[0].channels : 0);
-    const int first = n / b.group * b.group;  // of the group's channels
-    // A weight is at a row of outputs and a column of inputs, of which backward is the other way.
-    const int pitch = conv.pitch(b);
-    const int step_n = kBackward ? taps : pitch, step_k = kBackward ? pitch : taps;
-    const T* const w = reinterpret_cast<const T*>(s_memory + b.offset) + first * pitch +
-                       (n - first + lane / 4) * step_n + lane % 4 * 2 * step_k;
-    const T* const x = s_x + lane % 16 * pitch_x + b.first + first + lane / 16 * 8;
-    ptx::Fragment sum[kM] = {};
-    for (int shift = 0; shift < taps; ++shift) {
-      const T* const w_tap = w + (kBackward ? taps - 1 - shift : shift);
+__device__ __forceinline__ void convolve_columns(const WholeBlock& b, int taps,
+                                                 const std::byte* s_memory, const T* s_x,
+                                                 int pitch_x, int n, const Each& each) {
+  const int lane = threadIdx.x % 32;
+  const int first = n / b.group * b.group;  // of the group's channels
+  // A weight is at a row of outputs and a column of inputs, of which backward is the other way.
+  const int pitch = weight_pitch(b, taps);
+  const int step_n = kBackward ? taps : pitch, step_k = kBackward ? pitch : taps;
+  const T* const w = reinterpret_cast<const T*>(s_memory + b.offset) + first * pitch +
+                     (n - first + lane / 4) * step_n + lane % 4 * 2 * step_k;
+  const T* const x = s_x + lane % 16 * pitch_x + b.first + first + lane / 16 * 8;
+  ptx::Fragment sum[kM] = {};
+  for (int shift = 0; shift < taps; ++shift) {
+    const T* const w_tap = w + (kBackward ? taps - 1 - shift : shift);
 #pragma unroll 4
-      for (int k = 0; k < b.group; k += 16) {
-        const bool whole = k + 8 < b.group;  // the last eight of a group may be alone
-        const T* const at = w_tap + k * step_k;
-        const uint32_t low = pair_of(at, at + step_k);
-        const uint32_t high = whole ? pair_of(at + 8 * step_k, at + 9 * step_k) : 0;
+    for (int k = 0; k < b.group; k += 16) {
+      const bool whole = k + 8 < b.group;  // the last eight of a group may be alone
+      const T* const at = w_tap + k * step_k;
+      const uint32_t low = pair_of(at, at + step_k);
+      const uint32_t high = whole ? pair_of(at + 8 * step_k, at + 9 * step_k) : 0;
 #pragma unroll
-        for (int m = 0; m < kM; ++m) {
-          uint32_t a[4];
-          ptx::ldmatrix_x4(a, ptx::shared_address(x + (m * 16 + shift) * pitch_x + k));
-          if (whole) {
-            ptx::mma_m16n8k16<T>(sum[m], a, low, high);
-          } else {
-            ptx::mma_m16n8k8<T>(sum[m], a[0], a[1], low);
-          }
+      for (int m = 0; m < kM; ++m) {
+        uint32_t a[4];
+        ptx::ldmatrix_x4(a, ptx::shared_address(x + (m * 16 + shift) * pitch_x + k));
+        if (whole) {
+          ptx::mma_m16n8k16<T>(sum[m], a, low, high);
+        } else {
+          ptx::mma_m16n8k8<T>(sum[m], a[0], a[1], low);
         }
       }
     }
+  }
 #pragma unroll
-    for (int m = 0; m < kM; ++m) each(b.first + n, m, sum[m]);
+  for (int m = 0; m < kM; ++m) each(b.first + n, m, sum[m]);
+}
+
+// All columns, eight in turn to each warp.
+template <typename T, bool kBackward, int kM, typename Each>
+__device__ __forceinline__ void convolve_rows(const WholeConv& conv, const std::byte* s_memory,
+                                              const T* s_x, int pitch_x, const Each& each) {
+  const int of_first = conv.block[0].channels, all = of_first + conv.block[1].channels;
+  for (int n = threadIdx.x / 32 * 8; n < all; n += blockDim.x / 4) {
+    const int second = n >= of_first;
+    convolve_columns<T, kBackward, kM>(conv.block[second], conv.taps, s_memory, s_x, pitch_x,
+                                       n - second * of_first, each);
   }
 }
 
