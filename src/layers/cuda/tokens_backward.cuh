@@ -64,7 +64,6 @@ __device__ __forceinline__ HeadSums token_backward(const After& a, RowAt at, flo
             along * (a.norm.kind == KeyTemperature::kPerHeadExp ? factor : a.norm.length);
       }
     }
-    __syncwarp();  // dmixed may lie where dqk does: partners have been read
     if (!live) continue;
     keep(head * dim + i, d);
     sums.add_head(head < c.heads, d);
