@@ -4,18 +4,25 @@
 namespace fovea::layers::cuda {
 namespace {
 
-// Sums over rows are made in about as many parts as fill a GPU, whichever it is.
-constexpr int kBlocksAtOnce = 264;
+// Sums over rows are made in as many parts as give about this many blocks of threads: together
+// what fills a GPU, whichever it is. The first convolution's are far less work.
+constexpr int kBlocksOfSecond = 264, kBlocksOfFirst = 66;
 
-// Gradients of a convolution's weights, dy being numbered as `rows` of each batch member.
-WeightGradient plan_gradient(const Conv& to, DType dtype, const Rows& dy, const Rows& x, int batch,
-                             int rows, Cut& cut, PartSums& sums) {
+// What a gradient of weights sums over.
+struct Summed {
+  Rows dy, x;
+  int batch, rows;  // of dy: members, and rows of each
+  int blocks;
+};
+
+WeightGradient plan_gradient(const Conv& to, DType dtype, const Summed& over, Cut& cut,
+                             PartSums& sums) {
   WeightGradient a;
-  a.dy = dy;
-  a.x = x;
+  a.dy = over.dy;
+  a.x = over.x;
   a.taps = as_int(to.taps);
-  a.rows = Divider(rows);
-  a.all_rows = batch * rows;
+  a.rows = Divider(over.rows);
+  a.all_rows = over.batch * over.rows;
   constexpr int kTile = GradientShape<float>::kTile;
   int count = 0;
   for (int n = 0; n < to.blocks; ++n) {
@@ -34,7 +41,7 @@ WeightGradient plan_gradient(const Conv& to, DType dtype, const Rows& dy, const 
   const int depth =
       dtype == DType::kF32 ? GradientShape<float>::kDepth : GradientShape<__half>::kDepth;
   const int64_t steps = std::max<int64_t>(ceil_div(a.all_rows, depth), 1);
-  const int64_t parts = std::clamp<int64_t>(kBlocksAtOnce / (a.tiles[0] + a.tiles[1]), 1, steps);
+  const int64_t parts = std::clamp<int64_t>(over.blocks / (a.tiles[0] + a.tiles[1]), 1, steps);
   a.rows_of_part = as_int(ceil_div(steps, parts)) * depth;
   a.parts = as_int(ceil_div(a.all_rows, a.rows_of_part));
   count = 0;
@@ -116,10 +123,11 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
 
   const Rows du = rows_of(g.du), z = rows_of(p.z, s.lead - s.reach);
   WeightGradients& weights = plan.weights;
-  weights.of[0] =
-      plan_gradient(g.second, dtype, dmixed, rows_of(p.u), s.batch, s.q_len, cut, plan.sums);
+  weights.of[0] = plan_gradient(
+      g.second, dtype, {dmixed, rows_of(p.u), s.batch, s.q_len, kBlocksOfSecond}, cut, plan.sums);
   if (!s.depthwise) {
-    weights.of[1] = plan_gradient(g.first, dtype, du, z, s.batch, s.u_rows, cut, plan.sums);
+    weights.of[1] =
+        plan_gradient(g.first, dtype, {du, z, s.batch, s.u_rows, kBlocksOfFirst}, cut, plan.sums);
   }
   weights.blocks = weights.of[0].blocks() + weights.of[1].blocks();
   if (whole.blocks > 0) {
