@@ -63,11 +63,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 2)
   ptx::cp_async_wait<0>();
   __syncthreads();
 
-  for (int n = threadIdx.x / 32 * 8; n < tile.cols; n += Shape::kThreads / 4) {
-    convolve_columns<T, kBackward, Shape::kM>(weights, a.taps, s_weights, s_x, Shape::kPitch, n,
-                                              [&](int c, int m, const ptx::Fragment& sum) {
-                                                store_fragment(s_sums, Shape::kPitch, c, m, sum);
-                                              });
+  for (int n = threadIdx.x / 32; n < pieces_of(weights); n += Shape::kThreads / 32) {
+    convolve_piece<T, kBackward, Shape::kM>(weights, a.taps, s_weights, s_x, Shape::kPitch, n,
+                                            [&](int c, int m, const ptx::Fragment& sum) {
+                                              store_fragment(s_sums, Shape::kPitch, c, m, sum);
+                                            });
   }
   __syncthreads();
   end_rows<Shape>(a, tile, s_sums, [&](int r) {

@@ -52,57 +52,76 @@ __device__ __forceinline__ uint32_t pair_of(const T* low, const T* high) {
          uint32_t{*reinterpret_cast<const uint16_t*>(high)} << 16;
 }
 
-// By a warp, columns n to n + 7 of a block:
+// Pieces of 16 output channels that a block's groups are cut into, the last of a group maybe of 8.
+__device__ __forceinline__ int pieces_of(const WholeBlock& b) {
+  return b.channels / b.group * ((b.group + 15) / 16);
+}
+
+// By a warp, the columns n of one piece:
 //
 //   y[r][n] = sum over shift, k of x[r + shift][k] w[n][k][shift]    for 16 kM rows
 //
-// kBackward: w[k][n][taps - 1 - shift]. each(n, m, sum) gets rows from 16 m on.
+// kBackward: w[k][n][taps - 1 - shift]. each(n, m, sum) gets 8 columns of rows from 16 m on.
 template <typename T, bool kBackward, int kM, typename Each>
-__device__ __forceinline__ void convolve_columns(const WholeBlock& b, int taps,
-                                                 const std::byte* s_memory, const T* s_x,
-                                                 int pitch_x, int n, const Each& each) {
-  const int lane = threadIdx.x % 32;
-  const int first = n / b.group * b.group;  // of the group's channels
+__device__ __forceinline__ void convolve_piece(const WholeBlock& b, int taps,
+                                               const std::byte* s_memory, const T* s_x, int pitch_x,
+                                               int piece, const Each& each) {
+  const int lane = threadIdx.x % 32, group = b.group, of_group = (group + 15) / 16;
+  const int first = piece / of_group * group, out = piece % of_group * 16;  // out: of the group
+  const bool two = out + 8 < group;
   // A weight is at a row of outputs and a column of inputs, of which backward is the other way.
   const int pitch = weight_pitch(b, taps);
   const int step_n = kBackward ? taps : pitch, step_k = kBackward ? pitch : taps;
   const T* const w = reinterpret_cast<const T*>(s_memory + b.offset) + first * pitch +
-                     (n - first + lane / 4) * step_n + lane % 4 * 2 * step_k;
+                     (out + lane / 4) * step_n + lane % 4 * 2 * step_k;
   const T* const x = s_x + lane % 16 * pitch_x + b.first + first + lane / 16 * 8;
-  ptx::Fragment sum[kM] = {};
+  ptx::Fragment sum[2][kM] = {};
   for (int shift = 0; shift < taps; ++shift) {
     const T* const w_tap = w + (kBackward ? taps - 1 - shift : shift);
-#pragma unroll 4
-    for (int k = 0; k < b.group; k += 16) {
-      const bool whole = k + 8 < b.group;  // the last eight of a group may be alone
-      const T* const at = w_tap + k * step_k;
-      const uint32_t low = pair_of(at, at + step_k);
-      const uint32_t high = whole ? pair_of(at + 8 * step_k, at + 9 * step_k) : 0;
+#pragma unroll 2
+    for (int k = 0; k < group; k += 16) {
+      const bool whole = k + 8 < group;  // the last eight of a group may be alone
+      uint32_t a[kM][4];
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
-        uint32_t a[4];
-        ptx::ldmatrix_x4(a, ptx::shared_address(x + (m * 16 + shift) * pitch_x + k));
-        if (whole) {
-          ptx::mma_m16n8k16<T>(sum[m], a, low, high);
-        } else {
-          ptx::mma_m16n8k8<T>(sum[m], a[0], a[1], low);
+        ptx::ldmatrix_x4(a[m], ptx::shared_address(x + (m * 16 + shift) * pitch_x + k));
+      }
+#pragma unroll
+      for (int y = 0; y < 2; ++y) {
+        if (y == 1 && !two) break;
+        const T* const at = w_tap + y * 8 * step_n + k * step_k;
+        const uint32_t low = pair_of(at, at + step_k);
+        const uint32_t high = whole ? pair_of(at + 8 * step_k, at + 9 * step_k) : 0;
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+          if (whole) {
+            ptx::mma_m16n8k16<T>(sum[y][m], a[m], low, high);
+          } else {
+            ptx::mma_m16n8k8<T>(sum[y][m], a[m][0], a[m][1], low);
+          }
         }
       }
     }
   }
 #pragma unroll
-  for (int m = 0; m < kM; ++m) each(b.first + n, m, sum[m]);
+  for (int y = 0; y < 2; ++y) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+      if (y == 0 || two) each(b.first + first + out + y * 8, m, sum[y][m]);
+    }
+  }
 }
 
-// All columns, eight in turn to each warp.
+// All columns, a piece in turn to each warp.
 template <typename T, bool kBackward, int kM, typename Each>
 __device__ __forceinline__ void convolve_rows(const WholeConv& conv, const std::byte* s_memory,
                                               const T* s_x, int pitch_x, const Each& each) {
-  const int of_first = conv.block[0].channels, all = of_first + conv.block[1].channels;
-  for (int n = threadIdx.x / 32 * 8; n < all; n += blockDim.x / 4) {
+  const int of_first = pieces_of(conv.block[0]);
+  const int all = of_first + (conv.blocks > 1 ? pieces_of(conv.block[1]) : 0);
+  for (int n = threadIdx.x / 32; n < all; n += blockDim.x / 32) {
     const int second = n >= of_first;
-    convolve_columns<T, kBackward, kM>(conv.block[second], conv.taps, s_memory, s_x, pitch_x,
-                                       n - second * of_first, each);
+    convolve_piece<T, kBackward, kM>(conv.block[second], conv.taps, s_memory, s_x, pitch_x,
+                                     n - second * of_first, each);
   }
 }
 
