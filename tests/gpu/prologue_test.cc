@@ -352,7 +352,7 @@ void expect_close(const Spec& s, DType dtype) {
     const bool is_sum = std::strcmp(name, "dtemperature") == 0;
     const double ulp = epsilon_of(dtype) * (is_sum ? norm_of(given.call.g.dqk) : largest);
     // In f32 the CPU adds by vectors, which errs less than one sum after the other does.
-    const double times = dtype == DType::kF32 ? 2 : 1;
+    const double times = dtype == DType::kF32 ? 3 : 1;
     EXPECT_LE(worst, times * (2 * plain_worst + ulp))
         << name << " of " << s.name << " in " << dtype_name(dtype) << " at " << at << ": "
         << element(t, std::max<int64_t>(at, 0)) << " for "
@@ -392,6 +392,9 @@ INSTANTIATE_TEST_SUITE_P(
         Spec{.name = "heads of 128", .dim = 128, .q_len = 34},
         Spec{.name = "heads of 192", .heads = 2, .heads_kv = 1, .dim = 192},
         Spec{.name = "other taps", .taps = {4, 2}}, Spec{.name = "one tap", .taps = {1, 1}},
+        Spec{.name = "twenty taps", .taps = {20, 17}},
+        Spec{.name = "many small heads", .heads = 16, .heads_kv = 4, .dim = 32, .q_len = 70},
+        Spec{.name = "many heads of 24", .heads = 15, .heads_kv = 5, .dim = 24, .q_len = 67},
         Spec{.name = "no convolutions", .convs = false},
         Spec{.name = "no coupling", .couple = false}, Spec{.name = "no norm", .norm = false},
         Spec{.name = "no shift", .shift = false}, Spec{.name = "no rope", .rope = false},

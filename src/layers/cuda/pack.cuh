@@ -33,31 +33,42 @@ inline void Packs::add(const void* from, void* to, int taps, int channels, int g
   tiles += tiles_of_it;
 }
 
-// The tile `id` of all packs, by a block of 256 threads.
+// The tile `id` of all packs, by a block of 256 threads. A few taps at a time, whose loads do not
+// wait for each other.
 template <typename T>
 __device__ void pack_tile(const Packs& packs, int id) {
-  __shared__ T s_tile[kPackTile][kPackTile + 2];
+  constexpr int kTaps = 4, kRowStep = 256 / kPackTile;
+  __shared__ T s_tile[kTaps][kPackTile][kPackTile + 2];
   int n = 0;
   while (id >= packs.pack[n].tiles) id -= packs.pack[n++].tiles;
   const Pack& p = packs.pack[n];
   const int across = (p.group + kPackTile - 1) / kPackTile;
   const int first = id / (across * across) * p.group;  // channel of the group
   const int out = id / across % across * kPackTile, in = id % across * kPackTile;
-  const int x = threadIdx.x % kPackTile, step = blockDim.x / kPackTile;
+  const int x = threadIdx.x % kPackTile, row = threadIdx.x / kPackTile;
   const T* const from = static_cast<const T*>(p.from);
   T* const to = static_cast<T*>(p.to);
-  for (int tap = 0; tap < p.taps; ++tap) {
-    for (int y = threadIdx.x / kPackTile; y < kPackTile; y += step) {
-      if (out + y >= p.group || in + x >= p.group) continue;
-      s_tile[y][x] = from[(int64_t{first + out + y} * p.group + in + x) * p.taps + tap];
+  for (int begin = 0; begin < p.taps; begin += kTaps) {
+    const int taps = min(kTaps, p.taps - begin);
+#pragma unroll
+    for (int tap = 0; tap < kTaps; ++tap) {
+#pragma unroll
+      for (int y = row; y < kPackTile; y += kRowStep) {
+        if (tap < taps && out + y < p.group && in + x < p.group) {
+          s_tile[tap][y][x] =
+              from[(int64_t{first + out + y} * p.group + in + x) * p.taps + begin + tap];
+        }
+      }
     }
     __syncthreads();
-    for (int y = threadIdx.x / kPackTile; y < kPackTile; y += step) {
-      const int row = (p.backward ? in : out) + y, col = (p.backward ? out : in) + x;
-      if (row >= p.group || col >= p.group) continue;
-      const int place = p.backward ? p.taps - 1 - tap : tap;
-      to[(int64_t{place} * p.channels + first + row) * p.group + col] =
-          p.backward ? s_tile[x][y] : s_tile[y][x];
+    for (int tap = 0; tap < taps; ++tap) {
+      const int place = p.backward ? p.taps - 1 - begin - tap : begin + tap;
+      for (int y = row; y < kPackTile; y += kRowStep) {
+        const int o = (p.backward ? in : out) + y, i = (p.backward ? out : in) + x;
+        if (o >= p.group || i >= p.group) continue;
+        to[(int64_t{place} * p.channels + first + o) * p.group + i] =
+            p.backward ? s_tile[tap][x][y] : s_tile[tap][y][x];
+      }
     }
     __syncthreads();
   }

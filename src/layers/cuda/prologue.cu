@@ -1,307 +1,18 @@
-// CCGQA's prologue on the GPU: views become plain values, scratch is cut up.
-#include <algorithm>
-#include <bit>
-
-#include "base/ceil_div.h"
+// CCGQA's prologue on the GPU, by type.
+#include "backend/cuda/common/alignment.h"
 #include "layers/cuda/prologue.h"
 #include "layers/cuda/prologue_plan.h"
 
 namespace fovea::layers::cuda {
 namespace {
 
-// Cuts scratch into tensors; without any it only counts.
-class Cut {
- public:
-  explicit Cut(std::byte* scratch) : scratch_(scratch) {}
-
-  void* bytes(int64_t count) {
-    constexpr size_t kAlignment = 256;
-    std::byte* const at = scratch_ != nullptr ? scratch_ + used_ : nullptr;
-    used_ += (static_cast<size_t>(count) + kAlignment - 1) / kAlignment * kAlignment;
-    return at;
-  }
-  float* floats(int64_t count) { return static_cast<float*>(bytes(4 * count)); }
-  size_t used() const { return used_; }
-
- private:
-  std::byte* scratch_;
-  size_t used_ = 0;
-};
-
-int as_int(int64_t x) { return static_cast<int>(x); }
-
-// What the parts of a plan are made from.
-struct Sizes {
-  int batch, q_len, tokens, dim, qk, v;
-  int margin = 0, reach = 0;  // rows before a token that the second, and that both, reach back to
-  int u_rows = 0, lead = 0;
-  bool depthwise = false;
-
-  explicit Sizes(const Prologue& p)
-      : batch(as_int(p.qk.sizes[0])),
-        q_len(as_int(p.qk.sizes[1])),
-        tokens(batch * q_len),
-        dim(as_int(p.mix.dim)),
-        qk(as_int(p.mix.qk_width())),
-        v(as_int(p.mix.v_width())),
-        lead(as_int(p.lead)) {
-    if (!p.convolve) return;
-    margin = as_int(p.second.taps) - 1;
-    reach = as_int(p.first.taps) - 1 + margin;
-    u_rows = margin + q_len;
-    depthwise = p.first.block[0].group == 1;
-  }
-};
-
-Coupling coupling_of(const HeadMix& mix, bool forward) {
-  // With one query head to a KV head both couplings are the same.
-  const bool all = mix.coupling == CcgqaCoupling::kAllHeads && mix.heads != mix.heads_kv;
-  const Coupled kind = !mix.couple ? Coupled::kNone : all ? Coupled::kAllHeads : Coupled::kGroup;
-  return Coupling::of(kind, as_int(mix.heads), as_int(mix.heads_kv), as_int(mix.dim), forward);
-}
-
-HeadNorm norm_of(const HeadMix& mix) {
-  return {mix.norm, static_cast<float>(mix.length), mix.kind, mix.temperature.data};
-}
-
-// The weights of a convolution, packed for a product; `packs` gets the work.
-void set_blocks(const Conv& conv, DType dtype, bool backward, Cut& cut, Packs& packs,
-                TapProduct& product) {
-  product.taps = as_int(conv.taps);
-  product.blocks = conv.blocks;
-  for (int n = 0; n < conv.blocks; ++n) {
-    const ConvBlock& from = conv.block[static_cast<size_t>(n)];
-    const int channels = as_int(from.channels), group = as_int(from.group);
-    void* const packed = cut.bytes(from.channels * from.group * conv.taps * dtype_bytes(dtype));
-    packs.add(from.weight.data, packed, product.taps, channels, group, backward);
-    product.block[n] = {as_int(from.first), channels, group, packed,
-                        backward ? nullptr : from.bias.data};
-  }
-}
-
-constexpr int kTileCols = 128;  // of products
-
-// Columns of a tile of whole heads.
-int whole_heads(int dim) { return std::max(1, kTileCols / dim) * dim; }
-
-}  // namespace
-
-ForwardPlan plan_forward(const Prologue& p, const RopeTable& rope, std::byte* scratch) {
-  const Sizes s(p);
-  const DType dtype = p.z.dtype;
-  Cut cut(scratch);
-  ForwardPlan plan;
-  Before& before = plan.before;
-  before.tokens = s.tokens;
-  before.q_len = Divider(s.q_len);
-  before.token_blocks = as_int(ceil_div(s.tokens, kTokensOfBlock));
-  before.values = {s.v, p.mix.value_shift ? s.v / 2 : s.v, s.q_len, rows_of(p.z, s.lead, s.qk),
-                   rows_of(p.v)};
-  before.coupling = coupling_of(p.mix, true);
-  before.coupling.x = rows_of(p.z, s.lead);
-  if (before.coupling.kind == Coupled::kAllHeads) {
-    before.coupling.sums = cut.floats(int64_t{s.tokens} * 2 * s.dim);
-  }
-  before.rotation = Rotation::of(rope, p.mix.positions);
-  before.angles = cut.floats(int64_t{s.tokens} * 2 * s.dim);
-  before.lanes = HeadLanes::of(s.dim);
-
-  Finish finish;
-  finish.coupling = before.coupling;
-  finish.norm = norm_of(p.mix);
-  finish.rotation = before.rotation;
-  finish.angles = before.angles;
-  finish.lanes = before.lanes;
-  finish.lanes_of_row =
-      before.lanes.lanes * as_int(std::bit_ceil(unsigned(whole_heads(s.dim) / s.dim)));
-  finish.mixed = rows_of(p.mixed);
-  finish.qk = rows_of(p.qk);
-  const auto finish_alone = [&](const Rows& from) {
-    plan.finish = {finish, from, whole_heads(s.dim), s.qk, s.tokens, Divider(s.q_len)};
-  };
-  if (!p.convolve) {
-    finish_alone(rows_of(p.z, s.lead));
-    plan.bytes = cut.used();
-    return plan;
-  }
-
-  const Rows z = rows_of(p.z, s.lead - s.reach);
-  if (s.depthwise) {
-    const ConvBlock& block = p.first.block[0];
-    before.depthwise = {
-        as_int(p.first.taps), s.qk, s.batch * s.u_rows, Divider(s.u_rows), block.weight.data,
-        block.bias.data,      z,    rows_of(p.u)};
-    before.depthwise_blocks = depthwise_blocks(before.depthwise);
-  } else {
-    TapProduct& first = plan.first;
-    set_blocks(p.first, dtype, false, cut, before.packs, first);
-    first.from = z;
-    first.to = rows_of(p.u);
-    first.from_rows = s.reach + s.q_len;
-    first.set_rows(s.batch, s.u_rows);
-    first.tile_cols = kTileCols;
-  }
-  TapProduct& second = plan.second;
-  set_blocks(p.second, dtype, false, cut, before.packs, second);
-  second.from = rows_of(p.u);
-  second.from_rows = s.u_rows;
-  second.set_rows(s.batch, s.q_len);
-  second.to = finish.mixed;
-  const bool heads_fit = s.dim <= kTileCols;
-  second.ending = heads_fit ? Ending::kFinish : Ending::kStore;
-  second.tile_cols = heads_fit ? whole_heads(s.dim) : kTileCols;
-  second.finish = finish;
-  if (!heads_fit) finish_alone(finish.mixed);
-  plan.bytes = cut.used();
-  return plan;
-}
-
-namespace {
-
-// Sums over rows are made in about as many parts as fill a GPU, whichever it is.
-constexpr int kBlocksAtOnce = 264;
-
-// Gradients of a convolution's weights, dy being numbered as `rows` of each batch member.
-WeightGradient plan_gradient(const Conv& to, DType dtype, const Rows& dy, const Rows& x, int batch,
-                             int rows, Cut& cut, PartSums& sums) {
-  WeightGradient a;
-  a.dy = dy;
-  a.x = x;
-  a.taps = as_int(to.taps);
-  a.rows = Divider(rows);
-  a.all_rows = batch * rows;
-  constexpr int kTile = GradientShape<float>::kTile;
-  int tiles = 0;
-  for (int n = 0; n < to.blocks; ++n) {
-    const ConvBlock& block = to.block[static_cast<size_t>(n)];
-    if (!block.weight.given()) continue;
-    const int channels = as_int(block.channels), group = as_int(block.group);
-    // The groups of a tile of outputs begin before it and end after it by less than one group,
-    // unless groups fill tiles or the other way round.
-    const bool whole = kTile % group == 0 || group % kTile == 0;
-    const int reach = whole ? std::max(group, kTile) : kTile + 2 * (group - 1);
-    const int in_tiles = as_int(ceil_div(std::min(reach, channels), kTile));
-    a.block[a.blocks++] = {
-        as_int(block.first), channels, group, nullptr, as_int(ceil_div(channels, kTile)), in_tiles};
-    tiles += as_int(ceil_div(channels, kTile)) * in_tiles * a.taps;
-  }
-  if (a.blocks == 0) return a;
-  const int depth =
-      dtype == DType::kF32 ? GradientShape<float>::kDepth : GradientShape<__half>::kDepth;
-  const int64_t steps = ceil_div(a.all_rows, depth);
-  const int64_t parts = std::clamp<int64_t>(kBlocksAtOnce / tiles, 1, steps);
-  a.rows_of_part = as_int(ceil_div(steps, parts)) * depth;
-  const int made = as_int(ceil_div(a.all_rows, a.rows_of_part));
-  for (int n = 0, b = 0; b < to.blocks; ++b) {
-    const ConvBlock& block = to.block[static_cast<size_t>(b)];
-    if (!block.weight.given()) continue;
-    const int64_t count = block.channels * block.group * to.taps;
-    a.block[n].parts = cut.floats(count * made);
-    sums.add(a.block[n++].parts, block.weight.data, count, a.taps, made);
-  }
-  return a;
-}
-
-void add_columns(ColumnSums& columns, ColumnSum sum, const TensorView& to, Cut& cut,
-                 PartSums& sums) {
-  if (!to.given()) return;
-  const int each = std::max(sum.taps, 1);
-  sum.parts = cut.floats(int64_t{columns.parts} * sum.channels * each);
-  sum.tiles = as_int(ceil_div(sum.channels, kColumnsOfTile)) * each;
-  columns.sum[columns.count++] = sum;
-  sums.add(sum.parts, to.data, int64_t{sum.channels} * each, each, columns.parts);
+bool takes(const Prologue& p) {
+  const auto begins = [](const TensorView& t) { return fovea::cuda::rows_begin_on(t, 8); };
+  return p.mix.dim % 8 == 0 && p.mix.dim <= kMostDim && begins(p.z) && begins(p.u) &&
+         begins(p.mixed) && begins(p.qk) && begins(p.v);
 }
 
 }  // namespace
-
-BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const RopeTable& rope,
-                           std::byte* scratch) {
-  const Sizes s(p);
-  const DType dtype = p.z.dtype;
-  Cut cut(scratch);
-  BackwardPlan plan;
-  const Rows dmixed = rows_of(g.dmixed, s.margin), dz = rows_of(g.dz);
-  After& after = plan.after;
-  after.tokens = s.tokens;
-  after.q_len = Divider(s.q_len);
-  after.lanes = HeadLanes::of(s.dim);
-  after.token_blocks = as_int(ceil_div(s.tokens, kTokensOfBlock));
-  after.values = {s.v, p.mix.value_shift ? s.v / 2 : s.v, s.q_len, rows_of(g.dv),
-                  rows_of(g.dz, 0, s.qk)};
-  after.coupling = coupling_of(p.mix, false);
-  after.coupling.x = dmixed;
-  if (after.coupling.kind == Coupled::kAllHeads) {
-    after.coupling.sums = cut.floats(int64_t{s.tokens} * 2 * s.dim);
-  }
-  after.norm = norm_of(p.mix);
-  after.rotation = Rotation::of(rope, p.mix.positions);
-  after.dqk = rows_of(g.dqk);
-  after.mixed = rows_of(p.mixed);
-  after.dmixed = dmixed;
-  if (p.mix.norm) after.slopes = cut.floats(int64_t{s.tokens} * p.mix.heads_kv);
-  if (g.dtemperature.given()) {
-    const int64_t count = int64_t{after.token_blocks} * p.mix.heads_kv;
-    const bool shared = p.mix.kind == KeyTemperature::kShared;
-    after.temperature = cut.floats(count);
-    plan.sums.add(after.temperature, g.dtemperature.data, shared ? 1 : p.mix.heads_kv, 1,
-                  shared ? as_int(count) : after.token_blocks, true);
-  }
-
-  Spread& spread = plan.spread;
-  if (!p.convolve || s.depthwise) {
-    spread.tokens = s.tokens;
-    spread.q_len = Divider(s.q_len);
-    spread.channels = s.qk;
-    spread.coupling = after.coupling;
-    spread.from = dmixed;
-    spread.to = dz;
-  }
-  if (!p.convolve) {
-    plan.bytes = cut.used();
-    return plan;
-  }
-
-  const Rows du = rows_of(g.du), z = rows_of(p.z, s.lead - s.reach);
-  TapProduct& second = plan.second;
-  set_blocks(p.second, dtype, true, cut, after.packs, second);
-  second.from = dmixed;
-  second.from_rows = s.q_len;
-  second.first_row = -s.margin;
-  second.to = du;
-  second.set_rows(s.batch, s.u_rows);
-  second.tile_cols = kTileCols;
-  plan.second_weight =
-      plan_gradient(g.second, dtype, dmixed, rows_of(p.u), s.batch, s.q_len, cut, plan.sums);
-
-  plan.columns.parts = as_int(std::clamp<int64_t>(s.tokens / 256, 1, 64));
-  if (s.depthwise) {
-    spread.from = du;
-    spread.taps = as_int(p.first.taps);
-    spread.from_rows = s.u_rows;
-    spread.reach = s.reach;
-    spread.weight = p.first.block[0].weight.data;
-    add_columns(plan.columns, {du, z, spread.taps, s.qk, s.batch * s.u_rows, Divider(s.u_rows)},
-                g.first.block[0].weight, cut, plan.sums);
-    add_columns(plan.columns, {du, {}, 0, s.qk, s.batch * s.u_rows, Divider(s.u_rows)},
-                g.first.block[0].bias, cut, plan.sums);
-    add_columns(plan.columns, {dmixed, {}, 0, s.qk, s.tokens, Divider(s.q_len)},
-                g.second.block[0].bias, cut, plan.sums);
-  } else {
-    TapProduct& first = plan.first;
-    set_blocks(p.first, dtype, true, cut, after.packs, first);
-    first.from = du;
-    first.from_rows = s.u_rows;
-    first.first_row = s.margin;
-    first.to = dz;
-    first.set_rows(s.batch, s.q_len);
-    first.tile_cols = kTileCols;
-    first.ending = Ending::kCouple;
-    first.finish.coupling = after.coupling;
-    plan.first_weight = plan_gradient(g.first, dtype, du, z, s.batch, s.u_rows, cut, plan.sums);
-  }
-  plan.bytes = cut.used();
-  return plan;
-}
 
 size_t prologue_scratch_bytes(const Prologue& p, const RopeTable& rope, Pass pass) {
   if (pass == Pass::kForward) return plan_forward(p, rope, nullptr).bytes;
@@ -324,6 +35,7 @@ size_t prologue_scratch_bytes(const Prologue& p, const RopeTable& rope, Pass pas
 
 cudaError_t prologue(const Prologue& p, const RopeTable& rope, std::byte* scratch,
                      cudaStream_t stream) {
+  if (!takes(p)) return cudaErrorInvalidValue;
   const ForwardPlan plan = plan_forward(p, rope, scratch);
   switch (p.z.dtype) {
     case DType::kBf16: return run<__nv_bfloat16>(plan, stream);
@@ -335,6 +47,7 @@ cudaError_t prologue(const Prologue& p, const RopeTable& rope, std::byte* scratc
 
 cudaError_t prologue_backward(const Prologue& p, const PrologueGradients& g, const RopeTable& rope,
                               std::byte* scratch, cudaStream_t stream) {
+  if (!takes(p)) return cudaErrorInvalidValue;
   const BackwardPlan plan = plan_backward(p, g, rope, scratch);
   switch (p.z.dtype) {
     case DType::kBf16: return run<__nv_bfloat16>(plan, stream);

@@ -1,8 +1,8 @@
 // CCGQA's prologue on the GPU, in bf16 and f16 on tensor cores and in f32 by exact multiply-adds.
 //
-// Head dims are multiples of 8, and tensors other than weights begin, as their rows do, on 16
-// bytes. Nothing is allocated or waited for, sums have a fixed order, and a CUDA graph may capture
-// it all.
+// Head dims are multiples of 8 up to 256, and tensors other than weights begin, as their rows do,
+// on 16 bytes; other calls give cudaErrorInvalidValue. Nothing is allocated or waited for, sums
+// have a fixed order, and a CUDA graph may capture it all.
 #pragma once
 
 #include <cuda_runtime_api.h>

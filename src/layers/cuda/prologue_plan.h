@@ -1,29 +1,35 @@
 // A call of the prologue as its kernels' arguments, and where in scratch their results lie.
 #pragma once
 
+#include "layers/cuda/head_conv.cuh"
 #include "layers/cuda/prologue.h"
 #include "layers/cuda/sums.cuh"
 #include "layers/cuda/tap_product.h"
 #include "layers/cuda/tokens_backward.cuh"
 #include "layers/cuda/weight_gradient.cuh"
+#include "layers/cuda/whole_backward.cuh"
 
 namespace fovea::layers::cuda {
 
 // Made with no scratch, only `bytes` means something.
 struct ForwardPlan {
   size_t bytes = 0;
+  WholeForward whole;  // blocks: it is all that is launched
   Before before;
-  TapProduct first, second;  // no blocks: the convolution is none, or `before` does it
+  TapProduct first, second;  // no blocks: the convolution is none, or another step does it
+  HeadConv heads;            // in place of the first product
   FinishAlone finish;        // no columns: the second product ends so
 };
 ForwardPlan plan_forward(const Prologue& p, const RopeTable& rope, std::byte* scratch);
 
 struct BackwardPlan {
   size_t bytes = 0;
+  WholeBackward whole;  // blocks: in place of `after` and of both products
   After after;
   TapProduct second, first;  // to du, and to dz
+  HeadConv heads;            // in place of the first product
   Spread spread;             // no channels: the first product leads to dz
-  WeightGradient second_weight, first_weight;
+  WeightGradients weights;
   ColumnSums columns;
   PartSums sums;
 };

@@ -31,16 +31,33 @@ class Launches {
   cudaError_t error_ = cudaSuccess;
 };
 
-template <typename Shape, bool kGrouped>
-void add_tiles(Launches& to, TapProduct a) {
+// The product with its tiles laid out; gives how many they are.
+template <typename Shape>
+int64_t lay_tiles(TapProduct& a) {
   int64_t tiles = 0;
   a.row_tiles = static_cast<int>(ceil_div(a.all_rows, Shape::kRows));
   for (int n = 0; n < a.blocks; ++n) {
     a.col_tiles[n] = static_cast<int>(ceil_div(a.block[n].channels, a.tile_cols));
     tiles += int64_t{a.row_tiles} * a.col_tiles[n];
   }
+  return tiles;
+}
+
+template <typename Shape, bool kGrouped>
+void add_tiles(Launches& to, TapProduct a) {
+  const int64_t tiles = lay_tiles<Shape>(a);
   to.add<tap_product_kernel<Shape, kGrouped>>(blocks_of(tiles), Shape::kThreads,
                                               Shape::kSharedBytes, a);
+}
+
+template <typename T, bool kBackward>
+void add_heads(Launches& to, HeadConv a) {
+  if constexpr (sizeof(T) == 2) {
+    using Shape = HeadConvShape<T>;
+    const int64_t tiles = lay_tiles<Shape>(a.product);
+    to.add<head_conv_kernel<Shape, kBackward>>(blocks_of(tiles), Shape::kThreads,
+                                               Shape::kSharedBytes, a);
+  }
 }
 
 // Tiles of many rows where they fill a GPU, and otherwise of few. Products of groups, which are
@@ -67,24 +84,24 @@ void add_product(Launches& to, const TapProduct& a) {
 }
 
 template <typename T>
-void add_gradient(Launches& to, const WeightGradient& a) {
+void add_gradients(Launches& to, const WeightGradients& a) {
   using Shape = GradientShape<T>;
-  int64_t tiles = 0;
-  for (int n = 0; n < a.blocks; ++n) {
-    tiles += int64_t{a.block[n].out_tiles} * a.block[n].in_tiles * a.taps;
-  }
-  const int64_t parts = a.blocks > 0 ? ceil_div(a.all_rows, a.rows_of_part) : 0;
-  to.add<weight_gradient_kernel<Shape>>(blocks_of(tiles, parts), Shape::kThreads,
-                                        Shape::kSharedBytes, a);
+  to.add<weight_gradients_kernel<Shape>>(blocks_of(a.blocks), Shape::kThreads, Shape::kSharedBytes,
+                                         a);
 }
 
 template <typename T>
 cudaError_t run(const ForwardPlan& plan, cudaStream_t stream) {
   Launches to(stream);
+  if constexpr (sizeof(T) == 2) {
+    to.add<whole_forward_kernel<T>>(blocks_of(plan.whole.blocks), kWholeThreads, kWholeSharedBytes,
+                                    plan.whole);
+  }
   const Before& b = plan.before;
   to.add<before_kernel<T>>(blocks_of(b.token_blocks + b.depthwise_blocks + b.packs.tiles),
                            kTokenThreads, 0, b);
   add_product<T>(to, plan.first);
+  add_heads<T, false>(to, plan.heads);
   add_product<T>(to, plan.second);
   const FinishAlone& f = plan.finish;
   if (f.cols > 0) {
@@ -98,16 +115,20 @@ cudaError_t run(const ForwardPlan& plan, cudaStream_t stream) {
 template <typename T>
 cudaError_t run(const BackwardPlan& plan, cudaStream_t stream) {
   Launches to(stream);
+  if constexpr (sizeof(T) == 2) {
+    to.add<whole_backward_kernel<T>>(blocks_of(plan.whole.blocks), kWholeThreads, kWholeSharedBytes,
+                                     plan.whole);
+  }
   to.add<after_kernel<T>>(blocks_of(plan.after.token_blocks + plan.after.packs.tiles),
                           kTokenThreads, 0, plan.after);
   add_product<T>(to, plan.second);
-  add_gradient<T>(to, plan.second_weight);
   add_product<T>(to, plan.first);
+  add_heads<T, true>(to, plan.heads);
   if (plan.spread.channels > 0) {
     to.add<spread_kernel<T>>(blocks_of(ceil_div(plan.spread.tokens, kTokensOfBlock)), kTokenThreads,
                              0, plan.spread);
   }
-  add_gradient<T>(to, plan.first_weight);
+  add_gradients<T>(to, plan.weights);
   int tiles = 0;
   for (int n = 0; n < plan.columns.count; ++n) tiles += plan.columns.sum[n].tiles;
   to.add<column_sums_kernel<T>>(blocks_of(tiles, plan.columns.parts), kSumThreads, 0, plan.columns);

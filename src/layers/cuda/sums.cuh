@@ -99,10 +99,12 @@ __global__ void __launch_bounds__(kSumThreads)
   T* const to = static_cast<T*>(s.to);
   float sum = 0;
   if (!s.wide) {
-    const int64_t i = int64_t{id} * kSumThreads + threadIdx.x;
-    if (i >= s.count) return;
-    const float* const from = s.from + i % s.taps * (s.count / s.taps) + i / s.taps;
-#pragma unroll 8
+    // Weights are fewer than 2^32.
+    const unsigned i = static_cast<unsigned>(id) * kSumThreads + threadIdx.x;
+    const auto count = static_cast<unsigned>(s.count), taps = static_cast<unsigned>(s.taps);
+    if (i >= count) return;
+    const float* const from = s.from + i % taps * (count / taps) + i / taps;
+#pragma unroll 16
     for (int part = 0; part < s.parts; ++part) sum += from[part * s.count];
     to[i] = ptx::from_float<T>(sum);
     return;

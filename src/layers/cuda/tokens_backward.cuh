@@ -21,12 +21,13 @@ struct After {
   int token_blocks = 0;
 };
 
-// One token, by a warp: a lane has the same channels of some heads.
-template <typename T>
-__device__ void after_token(const After& a, int token) {
-  const RowAt at(token, a.q_len);
+// One token, by a warp: a lane has the same channels of some heads. keep(channel, x) gets eight of
+// dmixed, and slopes [heads_kv], where given, the temperature's gradient. Gives the sums over
+// heads.
+template <typename T, typename Keep>
+__device__ __forceinline__ HeadSums token_backward(const After& a, RowAt at, float* slopes,
+                                                   const Keep& keep) {
   const Coupling& c = a.coupling;
-  a.values.copy<T>(at, 1);
   const int dim = c.dim, heads = c.heads + c.heads_kv, i = a.lanes.channel();
   const bool is = i < dim;
   Eight cosines{}, sines{};
@@ -37,7 +38,6 @@ __device__ void after_token(const After& a, int token) {
   HeadSums sums;
   const T* const dqk = a.dqk.at<T>(at.b, at.r);
   const T* const mixed = a.mixed.at<T>(at.b, at.r);
-  T* const dmixed = a.dmixed.at<T>(at.b, at.r);
   // Heads in turns of a warp's: its lanes stay together.
   for (int begin = 0; begin < heads; begin += a.lanes.at_once()) {
     const int head = begin + a.lanes.head();
@@ -59,17 +59,28 @@ __device__ void after_token(const After& a, int token) {
       if (inverse < 1 / kShortest) add(d, x, -along * inverse);
       scale(d, factor * inverse);
       // factor = length * s, and s is the temperature, or its exponential.
-      if (i == 0 && live && head >= c.heads) {
-        a.slopes[int64_t{token} * c.heads_kv + head - c.heads] =
+      if (slopes != nullptr && i == 0 && live && head >= c.heads) {
+        slopes[head - c.heads] =
             along * (a.norm.kind == KeyTemperature::kPerHeadExp ? factor : a.norm.length);
       }
     }
-    __syncwarp();  // dmixed may lie where dqk does: partners have been read
     if (!live) continue;
-    store_eight(dmixed + head * dim + i, d);
+    keep(head * dim + i, d);
     sums.add_head(head < c.heads, d);
   }
-  if (c.kind == Coupled::kAllHeads) sums.store(c, a.lanes, token);
+  return sums;
+}
+
+template <typename T>
+__device__ void after_token(const After& a, int token) {
+  const RowAt at(token, a.q_len);
+  a.values.copy<T>(at, 1);
+  T* const dmixed = a.dmixed.at<T>(at.b, at.r);
+  float* const slopes =
+      a.slopes != nullptr ? a.slopes + int64_t{token} * a.coupling.heads_kv : nullptr;
+  HeadSums sums = token_backward<T>(
+      a, at, slopes, [&](int channel, const Eight& x) { store_eight(dmixed + channel, x); });
+  if (a.coupling.kind == Coupled::kAllHeads) sums.store(a.coupling, a.lanes, token);
 }
 
 template <typename T>

@@ -12,17 +12,26 @@ namespace fovea::layers::cuda {
 struct GradientBlock {
   int first = 0, channels = 0, group = 0;
   float* parts = nullptr;  // [parts, taps, channels, group]
-  // Tiles of outputs, for each the tiles of inputs that its groups may take.
-  int out_tiles = 0, in_tiles = 0;
+  int in_tiles = 0;        // of inputs that the groups of a tile of outputs may take
 };
 
+// Of one convolution.
 struct WeightGradient {
   Rows dy, x;
   int taps = 1, all_rows = 0;  // of dy
   Divider rows;                // of a batch member
   int rows_of_part = 0;        // a multiple of a step's
-  int blocks = 0;
   GradientBlock block[2];
+  int tiles[2] = {};  // of each block, taps and all
+  int parts = 0;
+
+  int blocks() const { return (tiles[0] + tiles[1]) * parts; }
+};
+
+// Of both: the first one's blocks of threads, which have more to do, come first.
+struct WeightGradients {
+  int blocks = 0;
+  WeightGradient of[2];
 };
 
 template <typename T_>
@@ -102,24 +111,27 @@ __device__ __forceinline__ void add_float_columns(ptx::Fragment (&sum)[kM][kN], 
 
 template <typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 2)
-    weight_gradient_kernel(const __grid_constant__ WeightGradient a) {
+    weight_gradients_kernel(const __grid_constant__ WeightGradients both) {
   using T = typename Shape::T;
   using Tile = typename Shape::Tile;
   extern __shared__ __align__(128) std::byte shared[];
   const uint32_t s_stages = ptx::shared_address(shared);
   ptx::wait_for_earlier_kernels();
   int id = static_cast<int>(blockIdx.x);
-  const int first = a.block[0].out_tiles * a.block[0].in_tiles * a.taps;
-  const GradientBlock& block = a.block[id >= first];
-  if (id >= first) id -= first;
+  const int of_first = (both.of[0].tiles[0] + both.of[0].tiles[1]) * both.of[0].parts;
+  const WeightGradient& a = both.of[id >= of_first];
+  if (id >= of_first) id -= of_first;
+  const int tiles = a.tiles[0] + a.tiles[1], part = id / tiles;
+  id -= part * tiles;
+  const GradientBlock& block = a.block[id >= a.tiles[0]];
+  if (id >= a.tiles[0]) id -= a.tiles[0];
   const int tap = id % a.taps, tile = id / a.taps;
   const int out = tile / block.in_tiles * Shape::kTile;
   const int last = min(out + Shape::kTile, block.channels) - 1;  // of the outputs
   const int in = out / block.group * block.group + tile % block.in_tiles * Shape::kTile;
   if (in > last / block.group * block.group + block.group - 1) return;
 
-  const int part = static_cast<int>(blockIdx.y), begin = part * a.rows_of_part;
-  const int end = min(begin + a.rows_of_part, a.all_rows);
+  const int begin = part * a.rows_of_part, end = min(begin + a.rows_of_part, a.all_rows);
   const int steps = (end - begin + Shape::kDepth - 1) / Shape::kDepth;
   GradientLoader<Shape> loader(a, block, out, in, tap, begin, end);
   const auto dy_of = [&](int stage) { return s_stages + stage * 2 * Tile::kBytes; };

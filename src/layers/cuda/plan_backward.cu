@@ -1,0 +1,186 @@
+// Backward as its kernels' arguments.
+#include "layers/cuda/plan_parts.h"
+
+namespace fovea::layers::cuda {
+namespace {
+
+// Sums over rows are made in as many parts as give about this many blocks of threads: together
+// what fills a GPU, whichever it is. The first convolution's are far less work.
+constexpr int kBlocksOfSecond = 264, kBlocksOfFirst = 66;
+
+// What a gradient of weights sums over.
+struct Summed {
+  Rows dy, x;
+  int batch, rows;  // of dy: members, and rows of each
+  int blocks;
+};
+
+WeightGradient plan_gradient(const Conv& to, DType dtype, const Summed& over, Cut& cut,
+                             PartSums& sums) {
+  WeightGradient a;
+  a.dy = over.dy;
+  a.x = over.x;
+  a.taps = as_int(to.taps);
+  a.rows = Divider(over.rows);
+  a.all_rows = over.batch * over.rows;
+  constexpr int kTile = GradientShape<float>::kTile;
+  int count = 0;
+  for (int n = 0; n < to.blocks; ++n) {
+    const ConvBlock& block = to.block[static_cast<size_t>(n)];
+    if (!block.weight.given()) continue;
+    const int channels = as_int(block.channels), group = as_int(block.group);
+    // The groups of a tile of outputs begin before it and end after it by less than one group,
+    // unless groups fill tiles or the other way round.
+    const bool fill = kTile % group == 0 || group % kTile == 0;
+    const int reach = fill ? std::max(group, kTile) : kTile + 2 * (group - 1);
+    const int in_tiles = as_int(ceil_div(std::min(reach, channels), kTile));
+    a.block[count] = {as_int(block.first), channels, group, nullptr, in_tiles};
+    a.tiles[count++] = as_int(ceil_div(channels, kTile)) * in_tiles * a.taps;
+  }
+  if (count == 0) return a;
+  const int depth =
+      dtype == DType::kF32 ? GradientShape<float>::kDepth : GradientShape<__half>::kDepth;
+  const int64_t steps = std::max<int64_t>(ceil_div(a.all_rows, depth), 1);
+  const int64_t parts = std::clamp<int64_t>(over.blocks / (a.tiles[0] + a.tiles[1]), 1, steps);
+  a.rows_of_part = as_int(ceil_div(steps, parts)) * depth;
+  a.parts = as_int(ceil_div(a.all_rows, a.rows_of_part));
+  count = 0;
+  for (int n = 0; n < to.blocks; ++n) {
+    const ConvBlock& block = to.block[static_cast<size_t>(n)];
+    if (!block.weight.given()) continue;
+    const int64_t elements = block.channels * block.group * to.taps;
+    a.block[count].parts = cut.floats(elements * a.parts);
+    sums.add(a.block[count++].parts, block.weight.data, elements, a.taps, a.parts);
+  }
+  return a;
+}
+
+void add_columns(ColumnSums& columns, ColumnSum sum, const TensorView& to, Cut& cut,
+                 PartSums& sums) {
+  if (!to.given()) return;
+  const int each = std::max(sum.taps, 1);
+  sum.parts = cut.floats(int64_t{columns.parts} * sum.channels * each);
+  sum.tiles = as_int(ceil_div(sum.channels, kColumnsOfTile)) * each;
+  columns.sum[columns.count++] = sum;
+  sums.add(sum.parts, to.data, int64_t{sum.channels} * each, each, columns.parts);
+}
+
+}  // namespace
+
+BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const RopeTable& rope,
+                           std::byte* scratch) {
+  const Sizes s(p);
+  const DType dtype = p.z.dtype;
+  Cut cut(scratch);
+  BackwardPlan plan;
+  const Rows dmixed = rows_of(g.dmixed, s.margin), dz = rows_of(g.dz);
+  After& after = plan.after;
+  after.tokens = s.tokens;
+  after.q_len = Divider(s.q_len);
+  after.lanes = HeadLanes::of(s.dim);
+  after.token_blocks = as_int(ceil_div(s.tokens, kTokensOfBlock));
+  after.values = {s.v, p.mix.value_shift ? s.v / 2 : s.v, s.q_len, rows_of(g.dv),
+                  rows_of(g.dz, 0, s.qk)};
+  after.coupling = coupling_of(p.mix, false);
+  after.coupling.x = dmixed;
+  if (after.coupling.kind == Coupled::kAllHeads) {
+    after.coupling.sums = cut.floats(int64_t{s.tokens} * 2 * s.dim);
+  }
+  after.norm = norm_of(p.mix);
+  after.rotation = Rotation::of(rope, p.mix.positions);
+  after.dqk = rows_of(g.dqk);
+  after.mixed = rows_of(p.mixed);
+  after.dmixed = dmixed;
+  if (p.mix.norm) after.slopes = cut.floats(int64_t{s.tokens} * p.mix.heads_kv);
+  WholeBackward& whole = plan.whole;
+  const int whole_span = s.u_rows + s.reach;
+  const int whole_blocks = as_int(ceil_div(s.batch * whole_span, kWholeRows));
+  if (scratch != nullptr && set_whole(p, s, whole.first, whole.second, whole.room)) {
+    whole.blocks = whole_blocks;
+  }
+  if (g.dtemperature.given()) {
+    const int parts = whole.blocks > 0 ? whole.blocks : after.token_blocks;
+    const bool shared = p.mix.kind == KeyTemperature::kShared;
+    after.temperature =
+        cut.floats(std::max(whole_blocks, after.token_blocks) * p.mix.heads_kv);  // for either way
+    plan.sums.add(after.temperature, g.dtemperature.data, shared ? 1 : p.mix.heads_kv, 1,
+                  shared ? parts * as_int(p.mix.heads_kv) : parts, true);
+  }
+
+  Spread& spread = plan.spread;
+  if (!p.convolve || s.depthwise) {
+    spread.tokens = s.tokens;
+    spread.q_len = Divider(s.q_len);
+    spread.channels = s.qk;
+    spread.coupling = after.coupling;
+    spread.from = dmixed;
+    spread.to = dz;
+  }
+  if (!p.convolve) {
+    plan.bytes = cut.used();
+    return plan;
+  }
+
+  const Rows du = rows_of(g.du), z = rows_of(p.z, s.lead - s.reach);
+  WeightGradients& weights = plan.weights;
+  weights.of[0] = plan_gradient(
+      g.second, dtype, {dmixed, rows_of(p.u), s.batch, s.q_len, kBlocksOfSecond}, cut, plan.sums);
+  if (!s.depthwise) {
+    weights.of[1] =
+        plan_gradient(g.first, dtype, {du, z, s.batch, s.u_rows, kBlocksOfFirst}, cut, plan.sums);
+  }
+  weights.blocks = weights.of[0].blocks() + weights.of[1].blocks();
+  if (whole.blocks > 0) {
+    whole.span = Divider(whole_span);
+    whole.all_rows = s.batch * whole_span;
+    whole.q_len = s.q_len;
+    whole.reach = s.reach;
+    whole.margin = s.margin;
+    whole.u_rows = s.u_rows;
+    whole.width = s.qk;
+    whole.after = after;
+    whole.du = du;
+    whole.dz = dz;
+    after.token_blocks = 0;
+    return plan;
+  }
+  TapProduct& second = plan.second;
+  set_blocks(p.second, dtype, true, cut, after.packs, second);
+  second.from = dmixed;
+  second.from_rows = s.q_len;
+  second.first_row = -s.margin;
+  second.to = du;
+  second.set_rows(s.batch, s.u_rows);
+  second.tile_cols = kTileCols;
+  plan.columns.parts = as_int(std::clamp<int64_t>(s.tokens / 256, 1, 64));
+  if (s.depthwise) {
+    spread.from = du;
+    spread.taps = as_int(p.first.taps);
+    spread.from_rows = s.u_rows;
+    spread.reach = s.reach;
+    spread.weight = p.first.block[0].weight.data;
+    add_columns(plan.columns, {du, z, spread.taps, s.qk, s.batch * s.u_rows, Divider(s.u_rows)},
+                g.first.block[0].weight, cut, plan.sums);
+    add_columns(plan.columns, {du, {}, 0, s.qk, s.batch * s.u_rows, Divider(s.u_rows)},
+                g.first.block[0].bias, cut, plan.sums);
+    add_columns(plan.columns, {dmixed, {}, 0, s.qk, s.tokens, Divider(s.q_len)},
+                g.second.block[0].bias, cut, plan.sums);
+  } else {
+    TapProduct& first = plan.first;
+    Packs packs = after.packs;
+    set_blocks(p.first, dtype, true, cut, packs, first);
+    first.from = du;
+    first.from_rows = s.u_rows;
+    first.first_row = s.margin;
+    first.to = dz;
+    first.set_rows(s.batch, s.q_len);
+    first.tile_cols = kTileCols;
+    first.ending = Ending::kCouple;
+    first.finish.coupling = after.coupling;
+    if (!move_to_heads(p.first, dtype, first, plan.heads)) after.packs = packs;
+  }
+  plan.bytes = cut.used();
+  return plan;
+}
+
+}  // namespace fovea::layers::cuda
