@@ -29,8 +29,8 @@ class Sizes:
 class Rope:
     """Turns the first channels of heads [batch, head, len, dim] by their position.
 
-    Pairs of channels, i and i + half or 2 i and 2 i + 1, turn together: x cos + swapped(x) sin, where the sine
-    of a pair's first channel is negative.
+    Pairs of channels, i and i + half or 2 i and 2 i + 1, turn together; the table has the sine of a pair's first
+    channel negative, so that a pair turned is x cos + swapped(x) sin.
     """
 
     def __init__(self, length, dim, like, interleaved=False, fraction=1.0, base=10000.0):
@@ -50,11 +50,12 @@ class Rope:
         return torch.cat((self.turn(turning), rest), dim=-1)
 
     def turn(self, x):
-        if self.interleaved:
-            swapped = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-        else:
-            swapped = x.roll(self.turning // 2, dims=-1)
-        return torch.addcmul(x * self.cos, swapped, self.sin)
+        if not self.interleaved:
+            return torch.addcmul(x * self.cos, x.roll(self.turning // 2, dims=-1), self.sin)
+        # Neighbours are taken apart instead: swapping them in place is slow on a CPU.
+        a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
+        cos, sin = self.cos[:, 1::2], self.sin[:, 1::2]
+        return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
 
 
 def no_rope(x):
