@@ -245,6 +245,8 @@ class DeviceMemory {
     if (from != nullptr) {
       EXPECT_EQ(cudaMemcpy(p, from, bytes, cudaMemcpyHostToDevice), cudaSuccess);
     }
+    // Streams of tests do not wait for this one.
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     all_.push_back(p);
     return p;
   }
@@ -355,14 +357,16 @@ void expect_close(const Spec& s, DType dtype) {
     // A temperature's gradient is one sum over everything, whose terms cancel.
     const bool is_sum = std::strcmp(name, "dtemperature") == 0;
     const double ulp = epsilon_of(dtype) * (is_sum ? norm_of(given.call.g.dqk) : largest);
-    EXPECT_LE(worst, 2 * plain_worst + ulp)
+    // In f32 the CPU adds block by block, which errs less than one sum after the other does.
+    const double times = dtype == DType::kF32 ? 2 : 1;
+    EXPECT_LE(worst, times * (2 * plain_worst + ulp))
         << name << " of " << s.name << " in " << dtype_name(dtype) << " at " << at << ": "
         << element(t, std::max<int64_t>(at, 0)) << " for "
         << element(truth, std::max<int64_t>(at, 0));
     if (is_sum) return;
     const double rms = std::sqrt(squares / static_cast<double>(count));
     const double plain_rms = std::sqrt(plain_squares / static_cast<double>(count));
-    EXPECT_LE(rms, 1.5 * plain_rms + 0.1 * ulp) << name << " of " << s.name;
+    EXPECT_LE(rms, times * (1.5 * plain_rms + 0.1 * ulp)) << name << " of " << s.name;
   });
 }
 
