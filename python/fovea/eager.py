@@ -1,8 +1,8 @@
 """The short way from Python to the attention op in eager mode.
 
 torch.library's autograd is a Python kernel that every call goes through, with or without gradients, and whose cost
-grows with the square of the number of arguments. What it does is done here directly; tracing, autocast, and those
-who call torch.ops.fovea themselves take the registered way, with the same results."""
+grows with the square of the number of arguments. What it does is done here directly; tracing, and those who call
+torch.ops.fovea themselves, take the registered way, with the same results."""
 
 from __future__ import annotations
 
@@ -42,8 +42,15 @@ def run_attention_out(q: Tensor, k: Tensor, v: Tensor, settings: dict[str, Any])
 
 
 def _run(q: Tensor, k: Tensor, v: Tensor, settings: dict[str, Any], with_lse: bool) -> Any:
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu"):
+    if torch.compiler.is_compiling():
         both = ops.attention(q, k, v, **settings)
+    elif torch.is_autocast_enabled(device_type := "cuda" if q.is_cuda else "cpu"):
+        q, k, v = ops.in_autocast(device_type, q, k, v)
+        torch.set_autocast_enabled(device_type, False)
+        try:
+            return _run(q, k, v, settings, with_lse)
+        finally:
+            torch.set_autocast_enabled(device_type, True)
     elif torch.is_grad_enabled() and _needs_gradient(q, k, v, settings) or forward_ad._current_level >= 0:
         # There is no forward mode: the Function says so, where the op alone would give a derivative of zero.
         return apply(

@@ -144,14 +144,15 @@ torch.library.register_autograd("fovea::merge", _merge_gradients, setup_context=
 _registrations = torch.library.Library("fovea", "IMPL")
 
 
-def _register_autocast(device_type: str, key: str) -> None:
+def in_autocast(device_type: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """q, k and v take autocast's dtype. What is added to the scores keeps its own: the engines take f32 there."""
+    dtype = torch.get_autocast_dtype(device_type)
+    return tuple(t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)
 
-    def cast(tensor):
-        return tensor if tensor.dtype == torch.float64 else tensor.to(torch.get_autocast_dtype(device_type))
 
+def _register_autocast(device_type: str, key: str) -> None:
     def attention_in_autocast(q, k, v, *rest):
-        q, k, v = cast(q), cast(k), cast(v)
+        q, k, v = in_autocast(device_type, q, k, v)
         with torch.autocast(device_type, enabled=False):
             return attention(q, k, v, *rest)
 
