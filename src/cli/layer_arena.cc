@@ -114,7 +114,7 @@ class LayerArena : public Arena {
       return {};
     }
     Result<std::unique_ptr<Contender>> there =
-        open_cuda_layer(std::move(layer), *tensors_, setup_.device.device);
+        open_cuda_layer(layer, *tensors_, setup_.device.device);
     if (!there.ok()) return there.status();
     add(std::move(*there));
     return {};

@@ -14,7 +14,8 @@ Result<std::unique_ptr<Contender>> open_cuda_contender(const Plan&, harness::Cas
   return absent();
 }
 
-Result<std::unique_ptr<Contender>> open_cuda_layer(PlannedLayer, harness::LayerTensors&, Device) {
+Result<std::unique_ptr<Contender>> open_cuda_layer(const PlannedLayer&, harness::LayerTensors&,
+                                                   Device) {
   return absent();
 }
 

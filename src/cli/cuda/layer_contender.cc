@@ -77,9 +77,9 @@ class CudaLayerContender : public Contender {
 
 }  // namespace
 
-Result<std::unique_ptr<Contender>> open_cuda_layer(PlannedLayer layer,
+Result<std::unique_ptr<Contender>> open_cuda_layer(const PlannedLayer& layer,
                                                    harness::LayerTensors& tensors, Device device) {
-  auto contender = std::make_unique<CudaLayerContender>(std::move(layer), tensors, device.index);
+  auto contender = std::make_unique<CudaLayerContender>(layer, tensors, device.index);
   if (Status done = contender->reserve(); !done.ok()) return done;
   return std::unique_ptr<Contender>(std::move(contender));
 }

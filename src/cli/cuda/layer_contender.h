@@ -9,7 +9,7 @@
 namespace fovea::cli {
 
 // The tensors stay on the host and must outlive it; the GPU works on copies.
-Result<std::unique_ptr<Contender>> open_cuda_layer(PlannedLayer layer,
+Result<std::unique_ptr<Contender>> open_cuda_layer(const PlannedLayer& layer,
                                                    harness::LayerTensors& tensors, Device device);
 
 }  // namespace fovea::cli

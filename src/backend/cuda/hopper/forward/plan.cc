@@ -44,7 +44,7 @@ double cost(const AttentionProblem& p, const ForwardConfig& c, const GpuInfo& gp
   // Equal tiles come in waves. Unequal ones fill gaps, but the longest has to be waited for.
   double keys = kv_len, tiles = tiles_of_sm;
   if (unequal(p)) {
-    const double hidden = takes_turns(p, c) ? tile_q / 2 : kRowsOfWarpgroup / 2;
+    const double hidden = takes_turns(p, c) ? tile_q / 2 : 0.5 * kRowsOfWarpgroup;
     keys = std::max(kv_len - static_cast<double>(p.q_len) / 2, kv_len / 2) + hidden;
     tiles = std::max(tiles_of_sm, kv_len / keys);
   } else if (tiles_of_sm < 4) {
