@@ -144,13 +144,15 @@ torch.library.register_autograd("fovea::merge", _merge_gradients, setup_context=
 _registrations = torch.library.Library("fovea", "IMPL")
 
 
-def in_autocast(device_type: str, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """q, k and v take autocast's dtype. What is added to the scores keeps its own: the engines take f32 there."""
+def in_autocast(device_type: str, *tensors):
+    """Tensors in autocast's dtype. As in torch float64 stays what it is, and so does what is not given."""
     dtype = torch.get_autocast_dtype(device_type)
-    return tuple(t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)
+    return tuple(t if t is None or t.dtype == torch.float64 else t.to(dtype) for t in tensors)
 
 
 def _register_autocast(device_type: str, key: str) -> None:
+    """q, k and v take autocast's dtype. What is added to the scores keeps its own: the engines take f32 there."""
+
     def attention_in_autocast(q, k, v, *rest):
         q, k, v = in_autocast(device_type, q, k, v)
         with torch.autocast(device_type, enabled=False):

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..layer_ops import LayerInputs
 from .cache import KVCache
-from .layer import AttentionLayer
+from .layer import OneInputLayer
 from .names import rename
 from .options import LayerOptions
 
@@ -36,7 +35,7 @@ class _Convolutions(nn.Module):
         self.conv2 = conv2
 
 
-class CCGQAttention(AttentionLayer):
+class CCGQAttention(OneInputLayer):
     """Compressed convolutional grouped-query attention. `CCGQAttention(512, 8, 2)` and `CCGQAttention.hydra` are the
     one published definition, `CCGQAttention.zaya` is the other; docs/layers.md says what they compute.
 
@@ -221,12 +220,11 @@ class CCGQAttention(AttentionLayer):
         Returns:
             [batch, tokens, embed_dim].
         """
-        self._refuse_others(x, key, value)
         if key_padding is not None:
             if mask is not None:
                 raise ValueError("CCGQAttention: mask must not be given together with key_padding")
             mask = key_padding
-        return self._call(LayerInputs(x, mask=mask, position_ids=position_ids), cache)
+        return super().forward(x, key, value, mask=mask, position_ids=position_ids, cache=cache)
 
     def _load_from_state_dict(self, state_dict, prefix, *rest) -> None:
         rename(state_dict, prefix, _OTHER_NAMES)

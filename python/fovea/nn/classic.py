@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 from ..layer_ops import LayerInputs
 from .cache import KVCache
 from .composed import run_composed
-from .layer import AttentionLayer
+from .layer import AttentionLayer, OneInputLayer
 from .options import LayerOptions
 
 
@@ -123,7 +123,7 @@ class MultiHeadAttention(ClassicLayer):
         return self._call(LayerInputs(query, key, value, mask, position_ids, key_position_ids), cache)
 
 
-class GroupedQueryAttention(ClassicLayer):
+class GroupedQueryAttention(OneInputLayer, ClassicLayer):
     """Self-attention whose query heads share num_kv_heads heads of keys and values.
 
     Args:
@@ -159,32 +159,6 @@ class GroupedQueryAttention(ClassicLayer):
 
     def _weights(self) -> list[Tensor]:
         return self._weights_of(self.qkv_proj, self.o_proj)
-
-    def forward(
-        self,
-        x: Tensor,
-        key: Tensor | None = None,
-        value: Tensor | None = None,
-        *,
-        mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        cache: KVCache | None = None,
-    ) -> Tensor:
-        """
-        Args:
-            x: [batch, tokens, embed_dim].
-            key: x or nothing, as value: layer(x, x, x) is layer(x), and any other tensor is refused.
-            value: x or nothing.
-            mask: bool, True takes part: [batch, keys] (padding), [batch, tokens, keys], or
-                [batch or 1, head or 1, tokens or 1, keys]. With a cache keys are all that it holds after this call.
-            position_ids: [batch or 1, tokens] int, for RoPE; unless given counted on from the cache.
-            cache: of make_cache; the tokens are added to it.
-
-        Returns:
-            [batch, tokens, embed_dim].
-        """
-        self._refuse_others(x, key, value)
-        return self._call(LayerInputs(x, mask=mask, position_ids=position_ids), cache)
 
 
 class SelfAttention(GroupedQueryAttention):

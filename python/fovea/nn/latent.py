@@ -7,9 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from ..layer_ops import LayerInputs
-from .cache import KVCache
-from .layer import AttentionLayer
+from .layer import OneInputLayer
 from .names import rename
 from .options import LayerOptions
 
@@ -23,7 +21,7 @@ _DEEPSEEK_NAMES = {
 }
 
 
-class LatentAttention(AttentionLayer):
+class LatentAttention(OneInputLayer):
     """Attention through latents, in the simple form or, by `LatentAttention.deepseek`, DeepSeek's.
 
     simple:    q = Wuq Wdq x           c = Wdkv x                      k_h = Wuk,h c              v_h = Wuv,h c
@@ -127,32 +125,6 @@ class LatentAttention(AttentionLayer):
 
     def _cache_shapes(self, batch: int, max_seq_len: int) -> dict[str, tuple[int, ...]]:
         return {"k": (batch, max_seq_len, 1, self.kv_latent + self.rope_dim)}
-
-    def forward(
-        self,
-        x: Tensor,
-        key: Tensor | None = None,
-        value: Tensor | None = None,
-        *,
-        mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        cache: KVCache | None = None,
-    ) -> Tensor:
-        """
-        Args:
-            x: [batch, tokens, embed_dim].
-            key: x or nothing, as value: layer(x, x, x) is layer(x), and any other tensor is refused.
-            value: x or nothing.
-            mask: bool, True takes part: [batch, keys] (padding), [batch, tokens, keys], or
-                [batch or 1, head or 1, tokens or 1, keys]. With a cache keys are all that it holds after this call.
-            position_ids: [batch or 1, tokens] int, for RoPE; unless given counted on from the cache.
-            cache: of make_cache; the tokens are added to it.
-
-        Returns:
-            [batch, tokens, embed_dim].
-        """
-        self._refuse_others(x, key, value)
-        return self._call(LayerInputs(x, mask=mask, position_ids=position_ids), cache)
 
     def _load_from_state_dict(self, state_dict, prefix, *rest) -> None:
         rename(state_dict, prefix, _DEEPSEEK_NAMES)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..layer_ops import LayerInputs, check_options, run_layer, run_layer_cached
+from ..ops import in_autocast
 from ..settings import draw_seed, tf32_is_allowed
 from .cache import KVCache
 from .options import LayerOptions
@@ -127,10 +128,9 @@ class AttentionLayer(nn.Module):
         weights = self._weights()
         device_type = "cuda" if inputs.query.is_cuda else "cpu"
         if torch.is_autocast_enabled(device_type):
-            dtype = torch.get_autocast_dtype(device_type)
-            query, key, value = (_cast(t, dtype) for t in inputs[:3])
+            query, key, value = in_autocast(device_type, *inputs[:3])
             inputs = inputs._replace(query=query, key=key, value=value)
-            weights = [_cast(w, dtype) for w in weights]
+            weights = list(in_autocast(device_type, *weights))
         dtype = inputs.query.dtype
         if dtype not in _DTYPES:
             raise TypeError(f"{type(self).__name__}: the input's dtype is {dtype}, must be a float type")
@@ -158,16 +158,43 @@ class AttentionLayer(nn.Module):
             )
         return nn.functional.pad(mask, (0, cache.max_seq_len - length))
 
-    def _refuse_others(self, x: Tensor, key: Tensor | None, value: Tensor | None) -> None:
-        """A call that was written for MultiHeadAttention, layer(x, x, x), means layer(x); no other tensor is taken."""
+    def extra_repr(self) -> str:
+        return ", ".join((self._line + self._dropout_word).split()[1:])
+
+
+class OneInputLayer(AttentionLayer):
+    """A layer that attends to its own input."""
+
+    def forward(
+        self,
+        x: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """
+        Args:
+            x: [batch, tokens, embed_dim].
+            key: x or nothing, as value: layer(x, x, x) is layer(x), and any other tensor is refused.
+            value: x or nothing.
+            mask: bool, True takes part: [batch, keys] (padding), [batch, tokens, keys], or
+                [batch or 1, head or 1, tokens or 1, keys]. With a cache keys are all that it holds after this call.
+            position_ids: [batch or 1, tokens] int, for RoPE; unless given counted on from the cache.
+            cache: of make_cache; the tokens are added to it.
+
+        Returns:
+            [batch, tokens, embed_dim].
+        """
+        # A call that was written for MultiHeadAttention, layer(x, x, x), means layer(x).
         for name, other in (("key", key), ("value", value)):
             if other is not None and other is not x:
                 raise ValueError(
                     f"{type(self).__name__}: {name} is not x, which this layer attends to; a mask goes by its name"
                 )
-
-    def extra_repr(self) -> str:
-        return ", ".join((self._line + self._dropout_word).split()[1:])
+        return self._call(LayerInputs(x, mask=mask, position_ids=position_ids), cache)
 
 
 def _added(inputs: LayerInputs) -> int:
@@ -183,11 +210,6 @@ def _text(value: Any) -> str:
 def _batch_first(tensor: Any) -> Any:
     """[tokens, batch, width] as [batch, tokens, width]."""
     return tensor if tensor is None else tensor.transpose(0, 1)
-
-
-def _cast(tensor: Any, dtype: torch.dtype) -> Any:
-    """As autocast does: float64 stays what it is, and so does what is not given."""
-    return tensor if tensor is None or tensor.dtype == torch.float64 else tensor.to(dtype)
 
 
 def _score_mask(mask: Tensor | None) -> Tensor | None:

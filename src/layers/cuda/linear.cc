@@ -44,6 +44,20 @@ Matrix transposed(Matrix m) {
   return m;
 }
 
+// to = from times b, row by row.
+Product rows_times(const TensorView& from, const Matrix& b, const TensorView& to) {
+  const Walk along = walk(from, to);
+  Product m;
+  m.batch = along.batch;
+  m.rows = along.rows;
+  m.cols = to.sizes[2];
+  m.depth = from.sizes[2];
+  m.a = matrix_of(from, along);
+  m.b = b;
+  m.c = matrix_of(to, along);
+  return m;
+}
+
 // The n-th member of a matrix's batch by itself.
 Matrix member(Matrix m, int64_t n, DType dtype) {
   m.data = static_cast<const std::byte*>(m.data) + n * m.batch_stride * dtype_bytes(dtype);
@@ -74,15 +88,7 @@ Status CudaEngine::multiply(const Run& run, const Product& p, cudaStream_t strea
 void CudaEngine::linear(Run& run, const TensorView& x, const Projection& p,
                         const TensorView& y) const {
   queue(run, [&](cudaStream_t stream) {
-    const Walk along = walk(x, y);
-    Product m;
-    m.batch = along.batch;
-    m.rows = along.rows;
-    m.cols = p.weight.sizes[0];
-    m.depth = p.weight.sizes[1];
-    m.a = matrix_of(x, along);
-    m.b = transposed(weight_of(p.weight));
-    m.c = matrix_of(y, along);
+    Product m = rows_times(x, transposed(weight_of(p.weight)), y);
     m.bias = p.bias.data;
     m.scale = p.scale;
     return multiply(run, m, stream);
@@ -92,15 +98,7 @@ void CudaEngine::linear(Run& run, const TensorView& x, const Projection& p,
 void CudaEngine::linear_dx(Run& run, const TensorView& dy, const Projection& p,
                            const TensorView& dx, Write write) const {
   queue(run, [&](cudaStream_t stream) {
-    const Walk along = walk(dy, dx);
-    Product m;
-    m.batch = along.batch;
-    m.rows = along.rows;
-    m.cols = p.weight.sizes[1];
-    m.depth = p.weight.sizes[0];
-    m.a = matrix_of(dy, along);
-    m.b = weight_of(p.weight);
-    m.c = matrix_of(dx, along);
+    Product m = rows_times(dy, weight_of(p.weight), dx);
     m.scale = p.scale;
     m.write = write;
     return multiply(run, m, stream);

@@ -80,13 +80,7 @@ __global__ void __launch_bounds__(kWholeThreads, 1)
     }
   }
   __syncthreads();
-  for (int r = warp; r < kRows; r += kWholeWarps) {
-    const RowAt at(begin + r, a.span);
-    if (begin + r >= a.all_rows || at.r >= a.u_rows) continue;
-    for (int i = lane * 8; i < a.width; i += 256) {
-      store_eight(a.du.at<T>(at.b, at.r) + i, load_eight(s_du + r * pitch + i));
-    }
-  }
+  store_near_rows(a, a.du, s_du, begin);
   convolve_rows<T, true, kM>(
       a.first, shared, s_du, pitch,
       [&](int n, int m, const ptx::Fragment& sum) { store_fragment(s_sums, pitch, n, m, sum); });

@@ -46,6 +46,20 @@ struct WholeForward {
 
 constexpr int kWholeSharedBytes = 220 * 1024;
 
+// A block's rows between the convolutions, of u or of its gradient, from shared memory.
+template <typename Whole, typename T>
+__device__ __forceinline__ void store_near_rows(const Whole& a, const Rows& to, const T* s_near,
+                                                int begin) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int r = warp; r < kWholeRows; r += kWholeWarps) {
+    const RowAt at(begin + r, a.span);
+    if (begin + r >= a.all_rows || at.r >= a.u_rows) continue;
+    for (int i = lane * 8; i < a.width; i += 256) {
+      store_eight(to.at<T>(at.b, at.r) + i, load_eight(s_near + r * a.room.pitch + i));
+    }
+  }
+}
+
 template <typename T>
 __global__ void __launch_bounds__(kWholeThreads, 1)
     whole_forward_kernel(const __grid_constant__ WholeForward a) {
@@ -107,13 +121,7 @@ __global__ void __launch_bounds__(kWholeThreads, 1)
       [&](int n, int m, const ptx::Fragment& sum) { store_fragment(s_u, pitch, n, m, sum); });
   ptx::cp_async_wait<0>();
   __syncthreads();
-  for (int r = warp; r < kRows; r += kWholeWarps) {
-    const RowAt at(begin + r, a.span);
-    if (begin + r >= a.all_rows || at.r >= a.u_rows) continue;
-    for (int i = lane * 8; i < a.width; i += 256) {
-      store_eight(a.u.at<T>(at.b, at.r) + i, load_eight(s_u + r * pitch + i));
-    }
-  }
+  store_near_rows(a, a.u, s_u, begin);
   convolve_rows<T, false, kM>(
       a.second, shared, s_u, pitch,
       [&](int n, int m, const ptx::Fragment& sum) { store_fragment(s_sums, pitch, n, m, sum); });
