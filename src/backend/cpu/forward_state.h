@@ -176,6 +176,9 @@ struct ForwardState {
     if (v_nonfinite) add_nonfinite(job);
   }
 
+  // Vectors of weights made side by side: with vectors so short that many follow, more.
+  static constexpr int kWeightsAtOnce = kLanes == 4 ? 4 : 2;
+
   // One row of scores to weights; the sums so far move to the new max.
   template <typename StoreWeights>
   FOVEA_INLINE void softmax_row(int r, float* x, Columns columns, int to_pad, StoreWeights put) {
@@ -199,19 +202,25 @@ struct ForwardState {
     if (dropout) kept_weights(a, head, row, {columns.first, columns.from, to_pad}, s.keep);
 
     const Vec c = broadcast(to_log2), minus_base = broadcast(-base);
-    Vec sum0 = zero(), sum1 = zero();
-    for (j = columns.from; j < to_pad; j += 2 * kLanes) {
-      Vec p0 = exp2<M::kExp2>(fma(load(x + j), c, minus_base));
-      Vec p1 = exp2<M::kExp2>(fma(load(x + j + kLanes), c, minus_base));
-      sum0 = sum0 + p0;
-      sum1 = sum1 + p1;
-      if (dropout) {
-        p0 = p0 * load(s.keep + j);
-        p1 = p1 * load(s.keep + j + kLanes);
+    Vec sums[kWeightsAtOnce];
+    for (Vec& total : sums) total = zero();
+    const auto weigh = [&]<int kCount>(int from) {
+      Vec p[kCount];
+      for (int i = 0; i < kCount; ++i) p[i] = fma(load(x + from + i * kLanes), c, minus_base);
+      exp2<M::kExp2>(p);
+      for (int i = 0; i < kCount; ++i) sums[i] = sums[i] + p[i];
+      for (int i = 0; i < kCount; ++i) {
+        if (dropout) p[i] = p[i] * load(s.keep + from + i * kLanes);
+        put(from + i * kLanes, p[i]);
       }
-      put(j, p0);
-      put(j + kLanes, p1);
+    };
+    j = columns.from;
+    if constexpr (kWeightsAtOnce > 2) {
+      for (; j + kWeightsAtOnce * kLanes <= to_pad; j += kWeightsAtOnce * kLanes) {
+        weigh.template operator()<kWeightsAtOnce>(j);
+      }
     }
+    for (; j < to_pad; j += 2 * kLanes) weigh.template operator()<2>(j);
     if (new_max != old_max) {
       const float shrink = old_max == kMinusInf ? 0 : exp2_scalar(old_max - new_max);
       s.l[r] *= shrink;
@@ -219,7 +228,8 @@ struct ForwardState {
       float* const acc = s.acc + int64_t{r} * dv_pad;
       for (int d = 0; d < dv_pad; d += kLanes) store(acc + d, load(acc + d) * broadcast(shrink));
     }
-    s.l[r] += sum(sum0 + sum1);
+    for (int i = 1; i < kWeightsAtOnce; ++i) sums[0] = sums[0] + sums[i];
+    s.l[r] += sum(sums[0]);
   }
 
   // The NaN and Inf that were left out of the packed V, for the rows that give them weight.

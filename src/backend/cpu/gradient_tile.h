@@ -88,8 +88,9 @@ class GradientTile {
     for (int r = 0; r < rows_; ++r) {
       logits(r, columns);
       for (int j = columns.from; j < to_pad; j += kLanes) {
+        const Vec p = exp2<M::kExp2>(exponent<Scores::kAny>(r, j, lse[r]));
         Vec ds;
-        gradient<Scores::kAny>(r, j, lse[r], delta[r], ds);
+        gradient<Scores::kAny>(r, j, p, delta[r], ds);
         store(s_.dp + r * kScoreStride + j, ds);
       }
     }
@@ -168,20 +169,25 @@ class GradientTile {
     }
   }
 
-  // The weight, dropout applied, and the gradient of the score before softcap (ds) of one vector.
+  // What 2 is raised to for the weights of one vector. Logits leave lse before they are scaled: the
+  // difference is exact where it matters.
   template <Scores kScores>
-  FOVEA_INLINE Vec gradient(int r, int j, float lse, float delta, Vec& ds) {
+  FOVEA_INLINE Vec exponent(int r, int j, float lse) const {
     const Vec s = load(s_.scores + r * kScoreStride + j);
+    return kScores != Scores::kAny || !terms_ ? fma(s, broadcast(to_log2_), broadcast(-lse))
+                                              : (s - broadcast(lse)) * broadcast(to_log2_);
+  }
+
+  // From the weights p of one vector: those that dropout leaves, and the gradient of the score
+  // before softcap (ds).
+  template <Scores kScores>
+  FOVEA_INLINE Vec gradient(int r, int j, Vec p, float delta, Vec& ds) const {
     Vec dp = load(s_.dp + r * kScoreStride + j);
-    // Logits leave lse before they are scaled: the difference is exact where it matters.
-    Vec p = exp2<M::kExp2>(kScores != Scores::kAny || !terms_
-                               ? fma(s, broadcast(to_log2_), broadcast(-lse))
-                               : (s - broadcast(lse)) * broadcast(to_log2_));
     if constexpr (kScores == Scores::kPlain) {
       ds = p * (dp - broadcast(delta));
       return p;
     }
-    p = where_differ(s, broadcast(kMinusInf), p);
+    p = where_differ(load(s_.scores + r * kScoreStride + j), broadcast(kMinusInf), p);
     Vec kept = p;
     if (kScores == Scores::kAny && a_.drop_threshold != 0) {
       const Vec keep = load(s_.keep + r % 4 * kScoreStride + j);
@@ -197,27 +203,41 @@ class GradientTile {
     const int to_pad = round_up(columns.to, M::kColumnAlign);
     const int depth = round_up(rows_, M::kDepthAlign);
     for (int r = 0; r < depth; r += 4) {
-      const int live = rows_ - r;  // rows past the last are operand padding: zeros
+      const int live = static_cast<int>(smaller(rows_ - r, 4));
       if constexpr (kScores != Scores::kPlain) {
-        for (int x = 0; x < 4 && x < live; ++x) logits(r + x, columns);
+        for (int x = 0; x < live; ++x) logits(r + x, columns);
       }
-      for (int j = columns.from; j < to_pad; j += kLanes) {
-        Vec p[4], ds[4];
-        for (int x = 0; x < 4; ++x) {
-          if (x < live) {
-            p[x] = gradient<kScores>(r + x, j, lse[r + x], delta[r + x], ds[x]);
-            if (kScores == Scores::kAny && a_.softcap > 0) {
-              ds[x] = where_differ(ds[x], zero(), ds[x] * load(s_.slopes + x * kScoreStride + j));
-            }
-            M::store_left(s_.ds_left, kScoreStride, r + x, j, ds[x]);
-          } else {
-            p[x] = zero();
-            ds[x] = zero();
-          }
+      if (live == 4) {
+        four_rows_of_weights<kScores, true>(r, 4, lse, delta, columns.from, to_pad);
+      } else {
+        four_rows_of_weights<kScores, false>(r, live, lse, delta, columns.from, to_pad);
+      }
+    }
+  }
+
+  // Rows past the live ones are operand padding: zeros.
+  template <Scores kScores, bool kAllLive>
+  FOVEA_INLINE void four_rows_of_weights(int r, int live, const float* lse, const float* delta,
+                                         int from, int to_pad) {
+    for (int j = from; j < to_pad; j += kLanes) {
+      Vec p[4], ds[4];
+      for (int x = 0; x < 4; ++x) {
+        p[x] = kAllLive || x < live ? exponent<kScores>(r + x, j, lse[r + x]) : zero();
+      }
+      exp2<M::kExp2>(p);
+      for (int x = 0; x < 4; ++x) {
+        if (!kAllLive && x >= live) {
+          p[x] = ds[x] = zero();
+          continue;
         }
-        M::store_right(s_.p_right, kTileQ, r, j, p);
-        M::store_right(s_.ds_right, kTileQ, r, j, ds);
+        p[x] = gradient<kScores>(r + x, j, p[x], delta[r + x], ds[x]);
+        if (kScores == Scores::kAny && a_.softcap > 0) {
+          ds[x] = where_differ(ds[x], zero(), ds[x] * load(s_.slopes + x * kScoreStride + j));
+        }
+        M::store_left(s_.ds_left, kScoreStride, r + x, j, ds[x]);
       }
+      M::store_right(s_.p_right, kTileQ, r, j, p);
+      M::store_right(s_.ds_right, kTileQ, r, j, ds);
     }
   }
 

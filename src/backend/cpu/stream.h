@@ -10,7 +10,7 @@ constexpr int kStreamKeys = 128;  // keys whose scores are in flight between the
 // Asks for the rows that come kAheadKeys later: a head's rows lie apart in memory, in runs too
 // short for the hardware to foresee the next. Past the last key it asks for memory that nobody
 // reads.
-constexpr int kAheadKeys = 32;
+constexpr int kAheadKeys = kLanes == 4 ? 64 : 32;
 template <typename T>
 FOVEA_INLINE void prefetch_ahead(const T* rows, int64_t stride, int count, int dim) {
   constexpr int kLine = 64 / sizeof(T);
@@ -153,7 +153,10 @@ template <int kRows, typename T>
 FOVEA_INLINE void stream_value_rows(float* acc, int64_t acc_stride, const float* p,
                                     int64_t p_stride, const T* v, int64_t v_stride, int keys,
                                     int dim) {
-  constexpr int kPairs = kLanes == 16 && kRows <= 2 ? 4 : 2;  // accumulators for half the registers
+  // Accumulators for half the registers: the more of a row is read at once, the better for memory.
+  constexpr int kPairs = kVectorRegisters == 32 && (kLanes == 4 || kRows <= 2)
+                             ? kVectorRegisters / 4 / (kLanes == 4 ? kRows : 2)
+                             : 2;
   int d = 0;
   for (; d + 2 * kPairs * kLanes <= dim; d += 2 * kPairs * kLanes) {
     stream_value_tile<kRows, kPairs>(acc + d, acc_stride, p, p_stride, v + d, v_stride, keys);

@@ -14,23 +14,25 @@ struct MatrixF32 {
   static constexpr int kRowAlign = 1;
   static constexpr int kDepthAlign =
       4;  // the backward pass stores four rows of a right operand at once
+  static_assert(!kFmaTakesALane || kDepthAlign % kLanes == 0);  // lanes are depths
   static constexpr bool kTransposedLeftIsAView = true;
   static constexpr bool kLeftIsRows = true;
   static constexpr bool kOnePass = false;
-  static constexpr int kTileQ = 64;
+  // Where vectors are short a tile takes long, and its scores are to stay in the nearest cache.
+  static constexpr int kTileQ = kLanes == 4 ? 32 : 64;
   static constexpr int kTileKv = 256;
   static constexpr int kStreamRows = 4;
   static constexpr int kRowsPerTask = 512;
   // Short tiles waste less along a diagonal, where vectors are wide enough to be fed all the same.
   static constexpr int kBackwardTileQ = kLanes == 16 ? 32 : 64;
-  static constexpr int kBackwardTileKv = 256;
+  static constexpr int kBackwardTileKv = kLanes == 4 ? 128 : 256;
   static constexpr int kRowsAtOnce =
       kVectorRegisters == 16 ? 6 : 8;  // accumulators: 12 of 16, or 16 of 32 registers
 
   struct Left {
     const float* data;
     int64_t row;    // stride between rows
-    int64_t depth;  // stride along the contraction
+    int64_t depth;  // stride along the contraction; one of the two strides is 1
   };
 
   static void begin() {}
@@ -112,8 +114,9 @@ struct MatrixF32 {
       for (; m + 4 <= rows; m += 4) {
         tile<4, kAccumulate>(c + m * ldc + n, ldc, depth, a.data + m * a.row, a, b);
       }
-      for (; m < rows; ++m)
+      for (; m < rows; ++m) {
         tile<1, kAccumulate>(c + m * ldc + n, ldc, depth, a.data + m * a.row, a, b);
+      }
     }
   }
 
@@ -123,13 +126,17 @@ struct MatrixF32 {
                                 const float* b) {
     Vec acc[kRows][2];
     for (int r = 0; r < kRows; ++r) acc[r][0] = acc[r][1] = zero();
-    for (int k = 0; k < depth; ++k) {
-      const Vec b0 = load(b + k * kPanel);
-      const Vec b1 = load(b + k * kPanel + kLanes);
-      for (int r = 0; r < kRows; ++r) {
-        const Vec x = broadcast(a[r * strides.row + k * strides.depth]);
-        acc[r][0] = fma(x, b0, acc[r][0]);
-        acc[r][1] = fma(x, b1, acc[r][1]);
+    if constexpr (kFmaTakesALane) {
+      if (strides.depth == 1) {
+        add_by_lanes_of_rows<kRows>(acc, depth, a, strides.row, b);
+      } else {
+        add_by_lanes_of_columns<kRows>(acc, depth, a, strides.depth, b);
+      }
+    } else {
+      for (int k = 0; k < depth; ++k) {
+        const float* const column = a + k * strides.depth;
+        add_depth<kRows>(acc, b + k * kPanel,
+                         [=](int r) { return broadcast(column[r * strides.row]); });
       }
     }
     // What was there is added last: a sum of sums rounds less than one long chain of additions.
@@ -137,6 +144,51 @@ struct MatrixF32 {
       for (int half = 0; half < 2; ++half) {
         float* const p = c + r * ldc + half * kLanes;
         store(p, kAccumulate ? load(p) + acc[r][half] : acc[r][half]);
+      }
+    }
+  }
+
+  // acc += what one depth adds: left(r) is row r's element there, in every lane.
+  template <int kRows, typename LeftAt>
+  FOVEA_INLINE static void add_depth(Vec (&acc)[kRows][2], const float* b, LeftAt left) {
+    const Vec b0 = load(b);
+    const Vec b1 = load(b + kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const Vec x = left(r);
+      acc[r][0] = fma(x, b0, acc[r][0]);
+      acc[r][1] = fma(x, b1, acc[r][1]);
+    }
+  }
+
+  // The left operand as lanes of vectors along its rows, whose depths lie side by side,
+  template <int kRows>
+  FOVEA_INLINE static void add_by_lanes_of_rows(Vec (&acc)[kRows][2], int depth, const float* a,
+                                                int64_t stride, const float* b) {
+    for (int k = 0; k < depth; k += kLanes) {
+      Vec x[kRows];
+      for (int r = 0; r < kRows; ++r) x[r] = load(a + r * stride + k);
+#pragma GCC unroll 4
+      for (int lane = 0; lane < kLanes; ++lane) {
+        add_depth<kRows>(acc, b + (k + lane) * kPanel,
+                         [&](int r) { return broadcast(x[r][lane]); });
+      }
+    }
+  }
+
+  // or along its columns, whose rows do.
+  template <int kRows>
+  FOVEA_INLINE static void add_by_lanes_of_columns(Vec (&acc)[kRows][2], int depth, const float* a,
+                                                   int64_t stride, const float* b) {
+    for (int k = 0; k < depth; ++k) {
+      const float* const column = a + k * stride;
+      if constexpr (kRows % kLanes == 0) {
+        Vec x[kRows / kLanes];
+        for (int r = 0; r < kRows; r += kLanes) x[r / kLanes] = load(column + r);
+        add_depth<kRows>(acc, b + k * kPanel,
+                         [&](int r) { return broadcast(x[r / kLanes][r % kLanes]); });
+      } else {
+        add_depth<kRows>(acc, b + k * kPanel, [=](int r) { return broadcast(column[r]); });
       }
     }
   }

@@ -11,6 +11,7 @@ namespace fovea::FOVEA_ISA {
 
 constexpr int kLanes = 8;
 constexpr int kVectorRegisters = 16;
+constexpr bool kFmaTakesALane = false;
 using Vec = __m256;
 
 FOVEA_INLINE Vec zero() { return _mm256_setzero_ps(); }
@@ -110,6 +111,7 @@ FOVEA_INLINE Vec bounded_exponent(Vec x) {
   return _mm256_min_ps(_mm256_set1_ps(128.0f), _mm256_max_ps(_mm256_set1_ps(-127.0f), x));
 }
 // x = n + f with n = floor(x): gives f, and p * 2^n for the polynomial's value.
+constexpr bool kFractionIsCentred = false;
 FOVEA_INLINE Vec fraction(Vec x) { return _mm256_sub_ps(x, _mm256_floor_ps(x)); }
 FOVEA_INLINE Vec scale_by_exponent(Vec p, Vec x) {
   const __m256i n = _mm256_cvtps_epi32(_mm256_floor_ps(x));

@@ -10,6 +10,7 @@ namespace fovea::FOVEA_ISA {
 
 constexpr int kLanes = 16;
 constexpr int kVectorRegisters = 32;
+constexpr bool kFmaTakesALane = false;
 using Vec = __m512;
 
 FOVEA_INLINE Vec zero() { return _mm512_setzero_ps(); }
@@ -124,6 +125,7 @@ FOVEA_INLINE Vec copy_sign(Vec magnitude, Vec sign) {
 // VREDUCE and VSCALEF take infinities as they come.
 FOVEA_INLINE Vec bounded_exponent(Vec x) { return x; }
 // x = n + f with n = floor(x): gives f, and p * 2^n for the polynomial's value.
+constexpr bool kFractionIsCentred = false;
 FOVEA_INLINE Vec fraction(Vec x) { return _mm512_reduce_ps(x, 0x01 | 0x08); }
 FOVEA_INLINE Vec scale_by_exponent(Vec p, Vec x) { return _mm512_scalef_ps(p, x); }
 

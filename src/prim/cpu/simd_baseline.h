@@ -10,6 +10,7 @@ namespace fovea::FOVEA_ISA {
 
 constexpr int kLanes = 4;
 constexpr int kVectorRegisters = 16;
+constexpr bool kFmaTakesALane = false;
 using Vec = float __attribute__((vector_size(16)));
 using IntVec = int32_t __attribute__((vector_size(16)));
 
@@ -94,6 +95,7 @@ FOVEA_INLINE IntVec floor_to_int(Vec x) {
   return toward_zero + (__builtin_convertvector(toward_zero, Vec) > x);  // true is -1
 }
 // x = n + f with n = floor(x): gives f, and p * 2^n for the polynomial's value.
+constexpr bool kFractionIsCentred = false;
 FOVEA_INLINE Vec fraction(Vec x) { return x - __builtin_convertvector(floor_to_int(x), Vec); }
 FOVEA_INLINE Vec scale_by_exponent(Vec p, Vec x) {
   const IntVec exponent = floor_to_int(x) + 127;

@@ -1,6 +1,8 @@
 // Functions over the vectors of one instruction set that need nothing but its arithmetic.
 #pragma once
 
+#include <array>
+
 #include "prim/cpu/simd.h"
 
 namespace fovea::FOVEA_ISA {
@@ -9,30 +11,46 @@ namespace fovea::FOVEA_ISA {
 // f32 sums would not: lse is theirs.
 enum class Exp2 { kF32, kBf16 };
 
-// 2^x with 2^0 = 1 exactly, 2^-inf = 0, NaN kept. The polynomials are minimax fits of 2^f on [0, 1]
-// with the constant term held at one; their largest relative errors are 2e-9 and 3.4e-6. The second
-// also gives 2 at f = 1, so that scores all alike, which come as f near 0 or near 1, get weights
-// all alike.
+// Polynomials for 2^f without the constant term, which is one, from the highest power down: minimax
+// fits over [0, 1], or [-1/2, 1/2] where that is what fraction() gives. Their largest relative
+// errors are 2e-9 and 3.6e-6. The second agrees with itself at the two ends, so that scores all
+// alike, which may come as f near either, get weights all alike.
+template <Exp2 kExact>
+constexpr auto kExp2Powers = [] {
+  using Six = std::array<float, 6>;
+  using Four = std::array<float, 4>;
+  if constexpr (kExact == Exp2::kF32) {
+    return kFractionIsCentred ? Six{1.535336201e-4f, 1.339887445e-3f, 9.618437358e-3f,
+                                    5.550332471e-2f, 2.402264791e-1f, 6.931472029e-1f}
+                              : Six{2.161292068e-4f, 1.246784464e-3f, 9.675451554e-3f,
+                                    5.548528209e-2f, 2.402293086e-1f, 6.931470633e-1f};
+  } else {
+    return kFractionIsCentred
+               ? Four{9.661083707e-3f, 5.596266186e-2f, 2.402297796e-1f, 6.931168430e-1f}
+               : Four{1.355574723e-2f, 5.203236901e-2f, 2.413797629e-1f, 6.930321208e-1f};
+  }
+}();
+
+// 2^x of each, with 2^0 = 1 exactly, 2^-inf = 0, NaN kept. Step by step through all of them: a CPU
+// that looks few instructions ahead waits for one chain of dependent ones, not for several.
+template <Exp2 kExact, int kCount>
+FOVEA_INLINE void exp2(Vec (&x)[kCount]) {
+  constexpr auto& powers = kExp2Powers<kExact>;
+  Vec f[kCount], p[kCount];
+  for (int i = 0; i < kCount; ++i) x[i] = bounded_exponent(x[i]);
+  for (int i = 0; i < kCount; ++i) f[i] = fraction(x[i]);
+  for (int i = 0; i < kCount; ++i) p[i] = broadcast(powers[0]);
+  for (size_t power = 1; power < powers.size(); ++power) {
+    for (int i = 0; i < kCount; ++i) p[i] = fma(p[i], f[i], broadcast(powers[power]));
+  }
+  for (int i = 0; i < kCount; ++i) p[i] = fma(p[i], f[i], broadcast(1.0f));
+  for (int i = 0; i < kCount; ++i) x[i] = scale_by_exponent(p[i], x[i]);
+}
 template <Exp2 kExact>
 FOVEA_INLINE Vec exp2(Vec x) {
-  x = bounded_exponent(x);
-  const Vec f = fraction(x);
-  Vec p;
-  if constexpr (kExact == Exp2::kF32) {
-    p = broadcast(2.161292068e-4f);
-    p = fma(p, f, broadcast(1.246784464e-3f));
-    p = fma(p, f, broadcast(9.675451554e-3f));
-    p = fma(p, f, broadcast(5.548528209e-2f));
-    p = fma(p, f, broadcast(2.402293086e-1f));
-    p = fma(p, f, broadcast(6.931470633e-1f));
-  } else {
-    p = broadcast(1.355574723e-2f);
-    p = fma(p, f, broadcast(5.203236901e-2f));
-    p = fma(p, f, broadcast(2.413797629e-1f));
-    p = fma(p, f, broadcast(6.930321208e-1f));
-  }
-  p = fma(p, f, broadcast(1.0f));
-  return scale_by_exponent(p, x);
+  Vec one[1] = {x};
+  exp2<kExact>(one);
+  return one[0];
 }
 
 // log2 of positive, normal floats, to 1e-7; NaN for NaN and Inf. x = 2^e (1 + t) with 1 + t in

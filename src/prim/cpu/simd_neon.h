@@ -11,6 +11,9 @@ namespace fovea::FOVEA_ISA {
 
 constexpr int kLanes = 4;
 constexpr int kVectorRegisters = 32;
+// FMLA takes one lane of a register for all; loading one number into all lanes takes the time of an
+// FMLA.
+constexpr bool kFmaTakesALane = true;
 using Vec = float32x4_t;
 
 FOVEA_INLINE Vec zero() { return vdupq_n_f32(0); }
@@ -100,11 +103,18 @@ FOVEA_INLINE Vec copy_sign(Vec magnitude, Vec sign) {
 FOVEA_INLINE Vec bounded_exponent(Vec x) {
   return vminq_f32(vmaxq_f32(x, vdupq_n_f32(-127.0f)), vdupq_n_f32(128.0f));
 }
-// x = n + f with n = floor(x): gives f, and p * 2^n for the polynomial's value.
-FOVEA_INLINE Vec fraction(Vec x) { return vsubq_f32(x, vrndmq_f32(x)); }
+// x = n + f with n the integer nearest to x: gives f, and p * 2^n for the polynomial's value. n is
+// what stands in the lowest bits of x + kToInteger, which ends where floats are integers; above n
+// stands the bias of a float's exponent. FRINT and FCVT would take half of a vector unit's time.
+constexpr bool kFractionIsCentred = true;
+constexpr float kToInteger = 0x1.8p23f + 127;
+FOVEA_INLINE Vec fraction(Vec x) {
+  const Vec to_integer = broadcast(kToInteger);
+  return vsubq_f32(x, vsubq_f32(vaddq_f32(x, to_integer), to_integer));
+}
 FOVEA_INLINE Vec scale_by_exponent(Vec p, Vec x) {
-  const int32x4_t bits = vshlq_n_s32(vaddq_s32(vcvtmq_s32_f32(x), vdupq_n_s32(127)), 23);
-  return vmulq_f32(p, vreinterpretq_f32_s32(bits));
+  const Vec n = vaddq_f32(x, broadcast(kToInteger));
+  return vmulq_f32(p, vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(n), 23)));
 }
 
 FOVEA_INLINE void transpose_lanes(Vec (&r)[kLanes]) {
