@@ -25,6 +25,7 @@ const std::string kLayer =
 
 void implement(torch::stable::detail::StableLibrary& m) {
   m.impl("attention", fovea::torch_ops::attention);
+  m.impl("attention_no_grad", fovea::torch_ops::attention_no_grad);
   m.impl("attention_backward", fovea::torch_ops::attention_backward);
   m.impl("layer", fovea::torch_ops::layer);
   m.impl("layer_backward", fovea::torch_ops::layer_backward);
@@ -32,10 +33,19 @@ void implement(torch::stable::detail::StableLibrary& m) {
   m.impl("merge", fovea::torch_ops::merge);
 }
 
+void stand_in(torch::stable::detail::StableLibrary& m) {
+  m.impl("_scaled_dot_product_fused_attention_overrideable", fovea::torch_ops::overrideable);
+  m.impl("_scaled_dot_product_fused_attention_overrideable_backward",
+         fovea::torch_ops::overrideable_backward);
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY(fovea, m) {
   m.def(("attention(" + kRequest + ") -> (Tensor out, Tensor lse)").c_str());
+  // out alone, which no gradient reaches (ops.py tells torch's autograd to let calls pass): for
+  // callers who know that none is wanted.
+  m.def(("attention_no_grad(" + kRequest + ") -> Tensor").c_str());
   m.def(("attention_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, bool want_dbias, "
          "bool want_dsink, " +
          kRequest + ") -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)")
@@ -57,3 +67,5 @@ STABLE_TORCH_LIBRARY_IMPL(fovea, CompositeExplicitAutograd, m) {
 }
 STABLE_TORCH_LIBRARY_IMPL(fovea, CPU, m) { implement(m); }
 STABLE_TORCH_LIBRARY_IMPL(fovea, CUDA, m) { implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(aten, CPU, m) { stand_in(m); }
+STABLE_TORCH_LIBRARY_IMPL(aten, CUDA, m) { stand_in(m); }

@@ -1,8 +1,9 @@
 """The short way from Python to the attention op in eager mode.
 
 torch.library's autograd is a Python kernel that every call goes through, with or without gradients, and whose cost
-grows with the square of the number of arguments. What it does is done here directly; tracing, and those who call
-torch.ops.fovea themselves, take the registered way, with the same results."""
+grows with the square of the number of arguments. What it does is done here directly, or by torch's own autograd in
+C++ where a call is one that torch has a gradient for; tracing, and those who call torch.ops.fovea themselves, take
+the registered way, with the same results."""
 
 from __future__ import annotations
 
@@ -14,13 +15,17 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import ops
+from .settings import tf32_is_allowed
 
+_are_functorch_transforms_active = torch._C._are_functorch_transforms_active
+_get_deterministic_algorithms = torch._C._get_deterministic_algorithms
+_len_torch_dispatch_stack = torch._C._len_torch_dispatch_stack
 below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     """function.apply(*arguments), without the 3 us in which torch looks for what only functorch needs."""
-    if torch._C._are_functorch_transforms_active():
+    if _are_functorch_transforms_active():
         return function.apply(*arguments)
     return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
 
@@ -41,6 +46,32 @@ def run_attention_out(q: Tensor, k: Tensor, v: Tensor, settings: dict[str, Any])
     return _run(q, k, v, settings, False)
 
 
+def is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether run_plain may be called: tensors of torch itself, seen by no mode and no transform, and no setting of
+    the process that the op would have to be told of."""
+    return (
+        not torch.compiler.is_compiling()
+        and ops.overrideable is not None
+        and type(q) is type(k) is type(v) is Tensor
+        and (q.is_cuda or q.is_cpu)
+        and not _len_torch_dispatch_stack()
+        and not _are_functorch_transforms_active()
+        and not _get_deterministic_algorithms()
+        and (q.dtype is not torch.float32 or not q.is_cuda or not tf32_is_allowed())
+    )
+
+
+def run_plain(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
+    """Attention of [batch, head, seq, dim] that is masked by nothing but causality: no Python runs behind this call,
+    neither in it nor in its backward pass."""
+    if torch.is_autocast_enabled(device_type := "cuda" if q.is_cuda else "cpu"):
+        q, k, v = ops.in_autocast(device_type, q, k, v)
+    wants_gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if wants_gradient or forward_ad._current_level >= 0:  # torch refuses forward mode: the other op would not
+        return ops.overrideable(q, k, v, None, 0.0, causal, False, scale=scale)[0]
+    return ops.attention_no_grad(q, k, v, right=0 if causal else -1, scale=scale, heads_first=True)
+
+
 def _run(q: Tensor, k: Tensor, v: Tensor, settings: dict[str, Any], with_lse: bool) -> Any:
     if torch.compiler.is_compiling():
         both = ops.attention(q, k, v, **settings)
@@ -56,6 +87,8 @@ def _run(q: Tensor, k: Tensor, v: Tensor, settings: dict[str, Any], with_lse: bo
         return apply(
             _Attention, q, k, v, settings.pop("bias", None), settings.pop("sink", None), settings, with_lse
         )
+    elif not with_lse:
+        return ops.attention_no_grad(q, k, v, **settings)
     else:
         with below_autograd():
             both = ops.attention(q, k, v, **settings)

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import register_flop_formula
 torch.ops.load_library(str(pathlib.Path(__file__).with_name("libfovea_torch.so")))
 
 attention = torch.ops.fovea.attention.default
+attention_no_grad = torch.ops.fovea.attention_no_grad.default
 attention_backward = torch.ops.fovea.attention_backward.default
 merge = torch.ops.fovea.merge.default
 version = torch.ops.fovea.version.default
@@ -21,6 +22,23 @@ def _names(op) -> list:
     return [argument.name for argument in op._schema.arguments]
 
 
+def _find_overrideable():
+    """torch's op for attention by others, which fovea has kernels for (csrc/overrideable.cc) and torch a gradient in
+    C++. None where a later torch has changed what it takes."""
+    name = "_scaled_dot_product_fused_attention_overrideable"
+    forward, backward = (getattr(torch.ops.aten, n, None) for n in (name, name + "_backward"))
+    if forward is None or backward is None:
+        return None
+    taken = "query key value attn_bias dropout_p is_causal return_debug_mask scale"
+    taken_back = (
+        "grad_out query key value attn_bias grad_input_mask out logsumexp cum_seq_q cum_seq_k max_q max_k dropout_p "
+        "is_causal philox_seed philox_offset scale"
+    )
+    same = _names(forward.default) == taken.split() and _names(backward.default) == taken_back.split()
+    return forward.default if same and len(forward.default._schema.returns) == 9 else None
+
+
+overrideable = _find_overrideable()
 _FORWARD, _BACKWARD = _names(attention), _names(attention_backward)
 _TENSORS = _FORWARD.index("dropout_seed") + 1  # tensors come first, then numbers
 _BIAS, _ALIBI, _SINK = (_FORWARD.index(name) for name in ("bias", "alibi_slopes", "sink"))
@@ -56,6 +74,11 @@ def _attention_shapes(q, k, v, *rest, **settings):
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     out = _empty(q, (*q.shape[:-1], v.shape[-1]), heads_first)
     return out, q.new_empty(lse_shape, dtype=lse_dtype)
+
+
+@torch.library.register_fake("fovea::attention_no_grad")
+def _attention_no_grad_shapes(*args, **settings):
+    return _attention_shapes(*args, **settings)[0]
 
 
 @torch.library.register_fake("fovea::attention_backward")
@@ -139,15 +162,18 @@ torch.library.register_autograd("fovea::attention_backward", no_second_derivativ
 torch.library.register_autograd("fovea::merge", _merge_gradients, setup_context=_merge_save)
 
 
-# --- autocast ---------------------------------------------------------------------------------------------------
-
 _registrations = torch.library.Library("fovea", "IMPL")
+for _key in ("AutogradCPU", "AutogradCUDA"):
+    _registrations.impl("attention_no_grad", torch.library.fallthrough_kernel, _key)
+
+
+# --- autocast ---------------------------------------------------------------------------------------------------
 
 
 def in_autocast(device_type: str, *tensors):
     """Tensors in autocast's dtype. As in torch float64 stays what it is, and so does what is not given."""
     dtype = torch.get_autocast_dtype(device_type)
-    return tuple(t if t is None or t.dtype == torch.float64 else t.to(dtype) for t in tensors)
+    return tuple(t if t is None or t.dtype in (dtype, torch.float64) else t.to(dtype) for t in tensors)
 
 
 def _register_autocast(device_type: str, key: str) -> None:
@@ -178,7 +204,7 @@ def _scores(given: dict) -> int:
     return math.prod(q.shape[:3]) * kv_len
 
 
-@register_flop_formula(torch.ops.fovea.attention, get_raw=True)
+@register_flop_formula([torch.ops.fovea.attention, torch.ops.fovea.attention_no_grad], get_raw=True)
 def _attention_flop(*args, out_val=None, **settings) -> int:
     given = _named(_FORWARD, args, settings)
     return 2 * _scores(given) * (given["q"].shape[-1] + given["v"].shape[-1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .eager import run_attention_out
+from .eager import is_plain, run_attention_out, run_plain
 from .settings import op_settings, per_score
 
 
@@ -51,6 +51,8 @@ def scaled_dot_product_attention(
         key, value = key[:, :, :q_len], value[:, :, :q_len]
         kv_len = key.shape[2]
         window, is_causal = (None, q_len - kv_len), False
+    if attn_mask is None and not dropout_p and window is None and is_plain(query, key, value):
+        return run_plain(query, key, value, is_causal, scale)
     settings = op_settings(query, is_causal, window, dropout_p=dropout_p, scale=scale)
     if attn_mask is not None:
         name = "bias" if attn_mask.dtype.is_floating_point else "mask"

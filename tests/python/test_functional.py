@@ -210,14 +210,14 @@ def test_autocast_leaves_f64_alone(device):
 
 def test_deterministic_mode_of_torch(device):
     seen = []
-    original = fovea.eager.ops.attention
+    original = fovea.eager.ops.attention_no_grad
 
     def spy(*args, **settings):
         seen.append(settings.get("deterministic", False))
         return original(*args, **settings)
 
     q, k, v = qkv(device)
-    fovea.eager.ops.attention = spy
+    fovea.eager.ops.attention_no_grad = spy
     try:
         fovea.attention(q, k, v)
         torch.use_deterministic_algorithms(True)
@@ -225,7 +225,7 @@ def test_deterministic_mode_of_torch(device):
         fovea.attention(q, k, v, deterministic=False)
     finally:
         torch.use_deterministic_algorithms(False)
-        fovea.eager.ops.attention = original
+        fovea.eager.ops.attention_no_grad = original
     assert seen == [False, True, False]
 
 

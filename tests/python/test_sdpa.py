@@ -5,7 +5,9 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 import fovea
 
@@ -109,6 +111,70 @@ def test_mask_and_causal_together_are_refused(device):
 def test_half_types(device, dtype):
     qkv = tensors(device, (2, 3, 20, 64), (2, 3, 20, 64), (2, 3, 20, 64), dtype=dtype)
     assert_same(*both(*qkv, is_causal=True), tolerance=5e-2)
+
+
+# --- calls that go by torch's own autograd ------------------------------------------------------------------------
+
+
+def test_plain_calls_are_recorded_by_torch(device):
+    """Their bits are those of the registered op, with gradients and without."""
+    qkv = tensors(device, (2, 4, 7, 16), (2, 2, 7, 16), (2, 2, 7, 8))
+    dout = torch.randn(2, 4, 7, 8, device=device)
+    results = []
+    for plain in (True, False):
+        leaves = [t.clone().requires_grad_() for t in qkv]
+        if plain:
+            out = fovea.scaled_dot_product_attention(*leaves, is_causal=True, scale=0.3, enable_gqa=True)
+            assert type(out.grad_fn).__name__ == "ScaledDotProductFusedAttentionOverrideableBackward0"
+        else:
+            out, _ = torch.ops.fovea.attention(*leaves, right=0, scale=0.3, heads_first=True)
+        results.append([out, *torch.autograd.grad(out, leaves, dout)])
+    with torch.no_grad():
+        silent = fovea.scaled_dot_product_attention(*qkv, is_causal=True, scale=0.3, enable_gqa=True)
+    assert torch.equal(silent, results[0][0])
+    assert_same(*results, tolerance=0 if device == "cpu" else 1e-5)  # a GPU's backward pass adds in any order
+
+
+def test_gradient_of_one_input_alone(device):
+    q, k, v = tensors(device, (1, 2, 5, 16), (1, 2, 5, 16), (1, 2, 5, 16))
+    for i in range(3):
+        found = []
+        for function in (fovea.scaled_dot_product_attention, torch_formula):
+            leaves = [t.clone().requires_grad_(i == j) for j, t in enumerate((q, k, v))]
+            found.append(torch.autograd.grad(function(*leaves).square().sum(), leaves[i]))
+        assert_same(*found)
+
+
+def test_derivatives_that_are_not_there_are_refused(device):
+    q, k, v = tensors(device, (1, 2, 5, 16), (1, 2, 5, 16), (1, 2, 5, 16))
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward AD"):
+        fovea.scaled_dot_product_attention(forward_ad.make_dual(q, q), k, v)
+    q.requires_grad_()
+    (dq,) = torch.autograd.grad(fovea.scaled_dot_product_attention(q, k, v).sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="not implemented"):
+        dq.sum().backward()
+
+
+def test_modes_see_fovea(device):
+    """What counts or fakes ops is shown those that it knows."""
+    q = torch.randn(2, 3, 5, 16, device=device, requires_grad=True)
+    with FlopCounterMode(display=False) as count:
+        fovea.scaled_dot_product_attention(q, q, q).sum().backward()
+    assert count.get_total_flops() == 7 * 2 * (2 * 3 * 5 * 5) * 16
+    with torch.no_grad(), FlopCounterMode(display=False) as count:
+        fovea.scaled_dot_product_attention(q, q, q)
+    assert count.get_total_flops() == 2 * 2 * (2 * 3 * 5 * 5) * 16
+    assert fovea.scaled_dot_product_attention(*[torch.empty(2, 3, 5, 16, device="meta")] * 3).shape == q.shape
+
+
+def test_autocast(device):
+    q, k, v = (t.requires_grad_() for t in tensors(device, (1, 2, 5, 16), (1, 2, 5, 16), (1, 2, 5, 16)))
+    with torch.autocast(device, dtype=torch.bfloat16):
+        out = fovea.scaled_dot_product_attention(q, k.bfloat16(), v)
+        with torch.no_grad():
+            assert fovea.scaled_dot_product_attention(q, k, v).dtype == torch.bfloat16
+    out.sum().backward()
+    assert out.dtype == torch.bfloat16 and q.grad.dtype == torch.float32
 
 
 def test_inside_a_model(device):
