@@ -10,6 +10,7 @@ from torch import Tensor
 
 from . import ops
 from .eager import run_attention, run_attention_out
+from .paged import append_to_pages, check_pages, cut_table, gather_pages
 from .settings import Window, op_settings, per_score
 
 
@@ -128,6 +129,7 @@ def attention_with_kv_cache(
     v: Tensor | None = None,
     *,
     cache_lengths: int | Tensor,
+    block_table: Tensor | None = None,
     causal: bool = True,
     window: Window | None = None,
     alibi_slopes: Tensor | None = None,
@@ -146,14 +148,23 @@ def attention_with_kv_cache(
         k: [batch, new, head_kv, dim_qk]: appended behind cache_lengths; together with v, or neither.
         v: [batch, new, head_kv, dim_v].
         cache_lengths: keys in the cache before this call: [batch] int, or one number for all.
+        block_table: [batch, pages] int: the caches are pages, [page, rows of a page, head_kv, dim], and row r of
+            sequence b is row r % rows of page block_table[b, r // rows]. Pages are copied together for each call (all
+            that the table names, where cache_lengths is a tensor): hand over no wider a table than is in use.
 
     The others are those of `attention`. Returns out [batch, q_len, head_q, dim_v], or (out, lse).
     """
     if (k is None) != (v is None):
         raise ValueError("attention_with_kv_cache: k and v must be given together")
-    lengths = cache_lengths
+    lengths = cache_lengths if k is None else cache_lengths + k.shape[1]
+    if block_table is not None:
+        call = "attention_with_kv_cache"
+        check_pages(call, k_cache, v_cache, block_table, q.shape[0])
+        block_table = cut_table(call, block_table, k_cache, lengths)
     if k is not None and v is not None:
-        lengths = _append(k_cache, v_cache, k, v, cache_lengths)
+        _append(k_cache, v_cache, k, v, cache_lengths, block_table)
+    if block_table is not None:
+        k_cache, v_cache = gather_pages(k_cache, block_table), gather_pages(v_cache, block_table)
     key_lengths = None
     if isinstance(lengths, Tensor):
         key_lengths = lengths
@@ -179,14 +190,20 @@ def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tenso
     return ops.merge(list(outs), list(lses))
 
 
-def _append(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, lengths: int | Tensor):
+def _append(
+    k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, lengths: int | Tensor, block_table: Tensor | None
+) -> None:
     new = k.shape[1]
-    if isinstance(lengths, Tensor):
-        batch = torch.arange(k.shape[0], device=k.device)[:, None]
-        rows = lengths[:, None] + torch.arange(new, device=k.device)
-        k_cache[batch, rows] = k
-        v_cache[batch, rows] = v
-    else:
+    if block_table is None and not isinstance(lengths, Tensor):
         k_cache[:, lengths : lengths + new] = k
         v_cache[:, lengths : lengths + new] = v
-    return lengths + new
+        return
+    rows = torch.arange(new, device=k.device)
+    rows = lengths[:, None] + rows if isinstance(lengths, Tensor) else (lengths + rows).expand(k.shape[0], new)
+    if block_table is not None:
+        append_to_pages(k_cache, block_table, rows, k)
+        append_to_pages(v_cache, block_table, rows, v)
+        return
+    batch = torch.arange(k.shape[0], device=k.device)[:, None]
+    k_cache[batch, rows] = k
+    v_cache[batch, rows] = v

@@ -97,9 +97,39 @@ def test_kvcache(device):
     close(compat.flash_attn_with_kvcache(q, *caches), expected(q, *caches)[0])
 
 
+def test_kvcache_in_pages(device):
+    """Beside the plain formula over the rows that the table names; what is in no sequence's pages is NaN."""
+    pages, page_rows = 9, 4
+    caches = [torch.full((pages, page_rows, 2, 16), float("nan"), device=device) for _ in range(2)]
+    table = torch.tensor([[7, 2, -1], [0, 5, 3]], dtype=torch.int32, device=device)
+    lengths = torch.tensor([3, 9], dtype=torch.int32, device=device)
+    old = [torch.randn(2, 12, 2, 16, device=device) for _ in range(2)]
+    for b, n in enumerate(lengths.tolist()):
+        for cache, rows in zip(caches, old):
+            for r in range(n):
+                cache[table[b, r // page_rows], r % page_rows] = rows[b, r]
+    q, k, v = (torch.randn(2, 3, heads, 16, device=device) for heads in (4, 2, 2))
+    out, lse = compat.flash_attn_with_kvcache(
+        q, *caches, k, v, cache_seqlens=lengths, block_table=table, causal=True, return_softmax_lse=True
+    )
+    for b, n in enumerate(lengths.tolist()):
+        whole = [torch.cat([rows[b : b + 1, :n], new[b : b + 1]], 1) for rows, new in zip(old, (k, v))]
+        want_out, want_lse = expected(q[b : b + 1], *whole, causal=True)
+        close(out[b : b + 1], want_out)
+        close(lse[b : b + 1], want_lse)
+        for cache, new in zip(caches, (k, v)):
+            for i in range(3):
+                assert torch.equal(cache[table[b, (n + i) // page_rows], (n + i) % page_rows], new[b, i])
+    unused = [p for p in range(pages) if p not in table.tolist()[0] + table.tolist()[1]]
+    assert caches[0][unused].isnan().all()
+    full = table[1:]
+    rows = [c[full[0].long()].flatten(0, 1)[None] for c in caches]
+    close(compat.flash_attn_with_kvcache(q[1:], *caches, block_table=full), expected(q[1:], *rows)[0])
+
+
 def test_what_is_not_there_is_refused(device):
     q = torch.randn(1, 2, 2, 16, device=device)
-    with pytest.raises(NotImplementedError, match="block_table"):
-        compat.flash_attn_with_kvcache(q, q, q, block_table=torch.zeros(1, 1))
+    with pytest.raises(NotImplementedError, match="cache_leftpad"):
+        compat.flash_attn_with_kvcache(q, q, q, cache_leftpad=torch.zeros(1))
     with pytest.raises(ValueError, match="cache_seqlens"):
         compat.flash_attn_with_kvcache(q, q, q, q, q)

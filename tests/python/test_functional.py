@@ -141,6 +141,46 @@ def test_cache_lengths_differ_between_members(device):
     close(out[1:], fovea.attention(q[1:], k[1:], v[1:]))
 
 
+@pytest.mark.parametrize("lengths", ["number", "tensor"])
+def test_cache_in_pages_is_the_dense_cache(device, lengths):
+    """Bit for bit, while both grow; pages lie in any order and are one sequence's each."""
+    page_rows, pages_each = 4, 3
+    table = torch.randperm(2 * pages_each + 1, device=device)[: 2 * pages_each].view(2, pages_each)
+    shapes = [(2, pages_each * page_rows, 2, 16), (2 * pages_each + 1, page_rows, 2, 16)]
+    dense, paged = ([torch.full(shape, float("nan"), device=device) for _ in range(2)] for shape in shapes)
+    q, k, v = qkv(device, 11, 11)
+    for begin, end in [(0, 5), (5, 6), (6, 11)]:
+        n = torch.full((2,), begin, device=device) if lengths == "tensor" else begin
+        rows = slice(begin, end)
+        new = k[:, rows], v[:, rows]
+        out = fovea.attention_with_kv_cache(q[:, rows], *paged, *new, cache_lengths=n, block_table=table)
+        assert torch.equal(out, fovea.attention_with_kv_cache(q[:, rows], *dense, *new, cache_lengths=n))
+    assert torch.equal(paged[0][table].flatten(1, 2)[:, :11], dense[0][:, :11])
+
+
+def test_pages_that_do_not_fit_are_refused(device):
+    q, k, v = qkv(device, 1, 1)
+    caches = [torch.zeros(5, 4, 2, 16, device=device) for _ in range(2)]
+    table = torch.tensor([[0, 1], [2, 3]], device=device)
+
+    def run(caches=caches, table=table, n=7):
+        return fovea.attention_with_kv_cache(q, *caches, k, v, cache_lengths=n, block_table=table)
+
+    run()
+    for wrong, match in [
+        (dict(table=table.float()), "block_table.dtype is torch.float32"),
+        (dict(table=table[:1]), r"block_table.shape is \(1, 2\), must be \[2, pages\]"),
+        (dict(n=8), "block_table names 2 pages of 4 rows, must hold 9 rows"),
+        (dict(caches=[caches[0][0], caches[1]]), "k_cache.rank is 3"),
+        (dict(caches=[caches[0], caches[1][:, :3]]), "v_cache has 5 pages of 3 rows"),
+    ]:
+        with pytest.raises((TypeError, ValueError), match=match):
+            run(**wrong)
+    if device == "cpu":
+        with pytest.raises(ValueError, match="block_table names page 5, must be in 0..4"):
+            run(table=table + 2)
+
+
 def test_merge_of_parts_is_the_whole(device):
     q, k, v = qkv(device, kv_len=12, grad=True)
     cuts = [(0, 5), (5, 6), (6, 12)]

@@ -3,8 +3,8 @@
     from fovea.compat.flash_attn import flash_attn_func        # instead of: from flash_attn import ...
 
 What they compute is the contract of fovea.attention, also where flash_attn itself stops: f32, and on a CPU. A row that
-sees no key has lse = -inf (flash_attn says +inf). What is asked for and not there (rotary embeddings, page tables)
-raises NotImplementedError."""
+sees no key has lse = -inf (flash_attn says +inf). What is asked for and not there (rotary embeddings, page tables
+of packed sequences) raises NotImplementedError."""
 
 from __future__ import annotations
 
@@ -183,18 +183,21 @@ def flash_attn_with_kvcache(
     return_softmax_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """q [batch, q_len, head_q, dim]; k_cache and v_cache [batch, capacity, head_kv, dim], into which k and v
-    [batch, new, head_kv, dim] are written behind cache_seqlens. num_splits is fovea's to choose."""
+    [batch, new, head_kv, dim] are written behind cache_seqlens. With a block_table [batch, pages] the caches are
+    [page, rows of a page, head_kv, dim]: see fovea.attention_with_kv_cache for what that costs. num_splits is
+    fovea's to choose."""
     _refuse(
         "flash_attn_with_kvcache", rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_batch_idx=cache_batch_idx,
-        cache_leftpad=cache_leftpad, block_table=block_table,
+        cache_leftpad=cache_leftpad,
     )  # fmt: skip
     if cache_seqlens is None:
         if k is not None:
             raise ValueError("flash_attn_with_kvcache: cache_seqlens must be given where k is")
-        cache_seqlens = k_cache.shape[1]
+        cache_seqlens = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
     return functional.attention_with_kv_cache(
-        q, k_cache, v_cache, k, v, cache_lengths=cache_seqlens, causal=causal, window=_window(window_size),
-        alibi_slopes=alibi_slopes, softcap=softcap, scale=softmax_scale, return_lse=return_softmax_lse,
+        q, k_cache, v_cache, k, v, cache_lengths=cache_seqlens, block_table=block_table, causal=causal,
+        window=_window(window_size), alibi_slopes=alibi_slopes, softcap=softcap, scale=softmax_scale,
+        return_lse=return_softmax_lse,
     )  # fmt: skip
 
 
