@@ -1,5 +1,10 @@
-"""Random problems: fovea.attention beside the plain formula in torch, outputs and gradients under the 2x rule; and the
-drop-ins for SDPA and flash_attn beside fovea.attention, where they have words for the problem."""
+"""Random problems: fovea.attention, and the drop-ins for SDPA and flash_attn where they have words for the problem,
+beside the plain formula in torch: outputs and gradients under the 2x rule.
+
+5000 problems of ten shards, side by side on one GPU (none waits for another):
+
+    for i in 0 1 2 3 4 5 6 7 8 9; do pytest test_random.py --device cuda --problems 5000 -k shard$i & done; wait
+"""
 
 import dataclasses
 import random
@@ -176,6 +181,9 @@ def by_flash_attn(p, t):
     return flash_attn_func(q, k, v, **settings)[:2]
 
 
+DROP_INS = {by_sdpa: can_be_sdpa, by_flash_attn: can_be_flash_attn}
+
+
 def by_formula(p, t):
     """The contract written out: one batch member at a time, keys cut to their length."""
     masks = {name: p.options[name] for name in ("causal", "window", "prefix") if name in p.options}
@@ -233,30 +241,38 @@ def plain_again(p, name, attempts, device):
     return max(errors)
 
 
+def check_lse(p, lse, exact):
+    """As far from the exact one as f32 may be."""
+    assert torch.equal(lse.isneginf(), exact.isneginf())
+    seen = ~exact.isneginf()
+    if not seen.any():
+        return
+    tolerance = yardstick.LSE_TOLERANCE[p.dtype] * max(exact[seen].abs().max().item(), 1.0)
+    assert (lse[seen].double() - exact[seen]).abs().max().item() <= tolerance
+
+
 def check(p, device):
     tensors = random_tensors(p, p.seed, device)
     shape = (*tensors["q"].shape[:-1], p.dim_v)
     douts = torch.randn(*shape, generator=torch.Generator().manual_seed(p.seed)).to(p.dtype).to(device)
-    out, lse, grads = results(by_fovea, p, tensors, douts)
-    for can_be, by in ((can_be_sdpa, by_sdpa), (can_be_flash_attn, by_flash_attn)):
-        if can_be(p):
-            other_out, other_lse, other_grads = results(by, p, tensors, douts)
-            assert torch.equal(other_out, out) and (other_lse is None or torch.equal(other_lse, lse)), by.__name__
-            assert all(torch.equal(other_grads[name], grads[name]) for name in grads), by.__name__
     exact_out, exact_lse, exact_grads = results(by_formula, p, tensors, douts, torch.float64)
     plain_out, _, plain_grads = results(by_formula, p, tensors, douts, p.dtype)
-    assert torch.equal(lse.isneginf(), exact_lse.isneginf())
     seen = ~exact_lse.isneginf()
     largest = exact_lse[seen].abs().max().item() if seen.any() else 1.0
-    tolerance = yardstick.LSE_TOLERANCE[p.dtype] * max(largest, 1.0)
-    assert not seen.any() or (lse[seen].double() - exact_lse[seen]).abs().max().item() <= tolerance
-    compared = {"out": (out, plain_out, exact_out, 0.0)}
-    compared |= {name: (grads[name], plain_grads[name], exact_grads[name], largest) for name in grads}
-    for name, (result, plain, exact, largest_lse) in compared.items():
-        over = yardstick.excess(result, yardstick.error(plain, exact), exact, largest_lse)
-        if over > 0:
-            over = yardstick.excess(result, plain_again(p, name, 16, device), exact, largest_lse)
-        assert over <= 0, f"{name} is {over:g} over its bound"
+    errors = {"out": yardstick.error(plain_out, exact_out)}
+    errors |= {name: yardstick.error(plain_grads[name], exact_grads[name]) for name in exact_grads}
+    for by in (by_fovea, *(by for by, can_be in DROP_INS.items() if can_be(p))):
+        out, lse, grads = results(by, p, tensors, douts)
+        if lse is not None:
+            check_lse(p, lse, exact_lse)
+        compared = {"out": (out, exact_out, 0.0)}
+        compared |= {name: (grads[name], exact_grads[name], largest) for name in grads}
+        for name, (result, exact, largest_lse) in compared.items():
+            over = yardstick.excess(result, errors[name], exact, largest_lse)
+            if over > 0:
+                errors[name] = max(errors[name], plain_again(p, name, 16, device))
+                over = yardstick.excess(result, errors[name], exact, largest_lse)
+            assert over <= 0, f"{name} of {by.__name__} is {over:g} over its bound"
 
 
 def test_there_are_problems_for_each():
@@ -264,7 +280,7 @@ def test_there_are_problems_for_each():
     assert sum(map(can_be_sdpa, drawn)) > 80 and sum(map(can_be_flash_attn, drawn)) > 150
 
 
-@pytest.mark.parametrize("shard", range(SHARDS))
+@pytest.mark.parametrize("shard", range(SHARDS), ids=lambda shard: f"shard{shard}")
 def test_random_problems(device, problems, shard):
     for seed in range(shard, problems, SHARDS):
         p = random_problem(seed)
