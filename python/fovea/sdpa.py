@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from .eager import is_plain, run_attention_out, run_plain
+from .eager import run_attention_out, run_plain
 from .settings import op_settings, per_score
 
 
@@ -34,6 +35,11 @@ def scaled_dot_product_attention(
     Returns:
         [..., head_q, q_len, dim_v]. A row that sees no key gives zeros.
     """
+    plain = attn_mask is None and not dropout_p and not torch.compiler.is_compiling()
+    if plain and query.shape == key.shape and query.dim() == 4:  # most calls, shortly
+        out = run_plain(query, key, value, is_causal, scale)
+        if out is not None:
+            return out
     if attn_mask is not None and is_causal:
         raise ValueError("scaled_dot_product_attention: attn_mask must not be given together with is_causal")
     if query.dim() != 4:
@@ -51,8 +57,10 @@ def scaled_dot_product_attention(
         key, value = key[:, :, :q_len], value[:, :, :q_len]
         kv_len = key.shape[2]
         window, is_causal = (None, q_len - kv_len), False
-    if attn_mask is None and not dropout_p and window is None and is_plain(query, key, value):
-        return run_plain(query, key, value, is_causal, scale)
+    if plain and window is None:
+        out = run_plain(query, key, value, is_causal, scale)
+        if out is not None:
+            return out
     settings = op_settings(query, is_causal, window, dropout_p=dropout_p, scale=scale)
     if attn_mask is not None:
         name = "bias" if attn_mask.dtype.is_floating_point else "mask"
