@@ -76,7 +76,7 @@ constexpr ForwardConfig forward_config(Products products, int dim_qk, int dim_v,
     c.q_in_registers = true;
   }
   if (dim_qk <= 32) c.blocks = dim_qk == 16 ? 4 : 3;
-  if (dim_qk >= 64 && dim_qk <= 128) c.chunk_kv = 64;
+  if (dim_qk >= 32 && dim_qk <= 128) c.chunk_kv = 64;
   if (dim_qk > 128) c.tile_kv = 32;
   if (dim_v > 128) c.m_tiles = 1;
   // What is fetched of a mask needs registers, of a bias shared memory.

@@ -183,8 +183,6 @@ class ForwardBlock {
     constexpr bool kBold = !kAnyTerms && (kSharing == 1 || (kSharing == 2 && kC.dim_qk <= 32));
     // Small head dims spend so little on a chunk that a question at each would show.
     constexpr bool kTight = kBold && kC.dim_qk <= 32;
-    // Two chunks at a time give the second's products something to do while the first is weighed.
-    constexpr int kStride = kTight && kC.dim_qk == 32 && kSharing == 1 ? 2 : 1;
     // Warps without rows, or whose rows see nothing of the tile, must not hold up the others.
     if (kTight && sight.hides(first, first + kTileKv)) return;
     bool bets = kBold;
@@ -192,7 +190,7 @@ class ForwardBlock {
     int c = kChunks - 1 - share();
     // Whether chunk c and those before it ask no questions.
     const auto clear = [&] {
-      return kTight && settled_ && !place_.careful && c % kStride == kStride - 1 &&
+      return kTight && settled_ && !place_.careful &&
              sight.shows(first, first + (c + 1) * kC.chunk_kv);
     };
 #pragma unroll 1
@@ -219,12 +217,9 @@ class ForwardBlock {
     }
     if constexpr (kTight) {
 #pragma unroll 1
-      for (; c >= 0; c -= kStride * kSharing) {
-#pragma unroll
-        for (int x = 0; x < kStride; ++x) {
-          const int chunk = (c - x) * kC.chunk_kv;
-          add_chunk<false, kC.chunk_kv>(s_k, s_v, chunk, first + chunk, true);
-        }
+      for (; c >= 0; c -= kSharing) {
+        const int chunk = c * kC.chunk_kv;
+        add_chunk<false, kC.chunk_kv>(s_k, s_v, chunk, first + chunk, true);
       }
     }
   }
