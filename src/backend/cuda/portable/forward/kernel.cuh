@@ -351,7 +351,7 @@ class ForwardBlock {
     } else if constexpr (kOneGo) {
       computed().cap_and_weigh(softmax_, scores);
     } else {
-      softmax_.weigh(scores, to_log2);
+      softmax_.template weigh<kC.width == Width::kCrowded>(scores, to_log2);
     }
     if constexpr (kAnyTerms) {
       if (a_.p.drop_threshold != 0) rows.drop(scores, first);

@@ -59,18 +59,20 @@ struct RunningSoftmax {
   }
 
   // Weights by the reference as it is. Without a look the caller has to ask in_range at the end.
-  template <int kNTiles>
+  // kMixed: one of sixteen by multiply-adds, for kernels that wait for special functions.
+  template <bool kMixed = false, int kNTiles>
   __device__ __forceinline__ void weigh(ptx::Fragment (&scores)[kMTiles][kNTiles], float to_log2) {
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
-      weigh_tile(m, scores[m],
-                 [&](int, float x, float minus_base) { return fmaf(x, to_log2, minus_base); });
+      weigh_tile<kMixed>(m, scores[m], [&](int, float x, float minus_base) {
+        return fmaf(x, to_log2, minus_base);
+      });
     }
   }
 
   // The same of the rows of one tile, with exponent(index, score, minus the reference) in log2
   // units: value index % 4 of fragment index / 4.
-  template <int kNTiles, typename Exponent>
+  template <bool kMixed = false, int kNTiles, typename Exponent>
   __device__ __forceinline__ void weigh_tile(int m, ptx::Fragment (&scores)[kNTiles],
                                              Exponent exponent) {
 #pragma unroll
@@ -79,12 +81,15 @@ struct RunningSoftmax {
       const float minus_base = reference[r] == -__builtin_huge_valf() ? 0.0f : -reference[r];
 #pragma unroll
       for (int n = 0; n < kNTiles; ++n) {
+        float p[2];
 #pragma unroll
-        for (int x = 2 * half; x < 2 * half + 2; ++x) {
-          const float p = ptx::exp2_approx(exponent(4 * n + x, scores[n][x], minus_base));
-          scores[n][x] = p;
-          sum[r] += p;
+        for (int e = 0; e < 2; ++e) {
+          const int x = 2 * half + e;
+          const float y = exponent(4 * n + x, scores[n][x], minus_base);
+          p[e] = kMixed && n % 4 == 3 && x == 3 ? ptx::exp2_cubic(y) : ptx::exp2_approx(y);
+          scores[n][x] = p[e];
         }
+        sum[r] = kMixed ? sum[r] + (p[0] + p[1]) : sum[r] + p[0] + p[1];
       }
     }
   }
