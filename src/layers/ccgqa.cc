@@ -23,21 +23,27 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     if (Status s = make_steps(with, o_.dtype, o_.max_seq_len, on, plan, needs(with)); !s.ok()) {
       return s;
     }
-    if (Status s = make_attend(problem(), position, plan); !s.ok()) return s;
     const int64_t batch = shape.batch, q_len = shape.q_len;
     const int64_t margin = o_.convs ? o_.conv_taps[1] - 1 : 0;
     const int64_t margin_u = o_.convs ? o_.conv_taps[0] - 1 : 0;
     z_ = memory.saved(dtype, {batch, lead_ + q_len, qk_width() + v_width()});
-    if (o_.convs) u_ = memory.saved(dtype, {batch, margin + q_len, qk_width()});
-    mixed_ = memory.saved(dtype, {batch, q_len, qk_width()});
+    make_mixed();
     qk_ = memory.saved(dtype, {batch, q_len, qk_width()});
     v_ = memory.saved(dtype, {batch, q_len, v_width()});
     heads_out_ = memory.saved(dtype, {batch, q_len, q_width()});
-    dheads_ = memory.backward(dtype, {batch, q_len, q_width()});
+    const int64_t begin = memory.mark(Room::kBackward);
     dqk_ = memory.backward(dtype, {batch, q_len, qk_width()});
+    if (o_.convs) make_u(begin, margin + q_len, margin_u);
     dv_ = memory.backward(dtype, {batch, q_len, v_width()});
-    dmixed_ = memory.backward(dtype, {batch, q_len + 2 * margin, qk_width()});
-    if (o_.convs) du_ = memory.backward(dtype, {batch, margin + q_len + margin_u, qk_width()});
+    // What attention's backward reads and works with, and over it what follows.
+    const int64_t after_attention = memory.mark(Room::kBackward);
+    if (Status s = make_attend(problem(), position, plan); !s.ok()) return s;
+    dheads_ = memory.backward(dtype, {batch, q_len, q_width()});
+    memory.again_from(Room::kBackward, after_attention);
+    dmixed_ = memory.backward(dtype, {1, batch * (q_len + margin) + margin, qk_width()});
+    if (o_.convs && !du_.made()) {
+      du_ = memory.backward(dtype, {batch, margin + q_len + margin_u, qk_width()});
+    }
     dz_ = memory.backward(dtype, {batch, q_len, qk_width() + v_width()});
     const Prologue sizes = prologue({}, {}, {}, 0);
     const Result<size_t> forward_bytes = engine->prologue_bytes(sizes, Pass::kForward);
@@ -94,6 +100,7 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     engine->linear_dw(run, call.dout, at.at(heads_out_), {dw.out, {}, o_.output_scale});
     engine->linear_dx(run, call.dout, {call.weights.out, {}, o_.output_scale}, dheads, Write::kSet);
     Prologue p = prologue(at, call, call.weights, 0);
+    if (u_again_.made()) p.u = at.at(u_again_);
     p.work = at.bytes_at(work_[1]);
     attend->backward(
         run, *engine, at, call, attend_tensors(p, at.at(heads_out_)),
@@ -101,7 +108,7 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     PrologueGradients g;
     g.dqk = dqk;
     g.dv = dv;
-    g.dmixed = at.at(dmixed_);
+    g.dmixed = dmixed_at(at);
     if (o_.convs) g.du = at.at(du_);
     g.dz = dz;
     g.dtemperature = dw.temperature;
@@ -139,6 +146,44 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
   }
   TensorView k_of(const TensorView& qk) const {
     return as_heads(columns(qk, q_width(), v_width()), o_.num_kv_heads);
+  }
+
+  // Of the heads before their norm, what backward needs.
+  void make_mixed() {
+    const int64_t batch = shape.batch, q_len = shape.q_len;
+    if (!engine->keeps_keys()) {
+      mixed_ = memory.saved(dtype, {batch, q_len, qk_width()});
+    } else if (training() && o_.qk_norm) {
+      mixed_ = memory.saved(dtype, {batch, q_len, v_width()});
+      inverses_ = memory.saved(DType::kF32, {batch, q_len, o_.num_heads});
+    }
+  }
+
+  // Rows of no token follow those of each member of the batch, and come before those of the next.
+  TensorView dmixed_at(const Memory& at) const {
+    TensorView view = at.at(dmixed_);
+    const int64_t margin = o_.convs ? o_.conv_taps[1] - 1 : 0, rows = shape.q_len + margin;
+    view.sizes[0] = shape.batch;
+    view.sizes[1] = rows + margin;
+    view.strides[0] = rows * view.strides[1];
+    return view;
+  }
+
+  // u with its rows; or, where it is made again over dqk, which begins at `begin`, also du over it,
+  // with `more` rows.
+  void make_u(int64_t begin, int64_t rows, int64_t more) {
+    const int64_t batch = shape.batch, width = qk_width();
+    Prologue like = prologue({}, {}, {}, 0);
+    like.u = TensorView::contiguous(nullptr, dtype, {batch, rows, width});
+    if (!training() || !engine->makes_u_again(like)) {
+      u_ = memory.saved(dtype, {batch, rows, width});
+      return;
+    }
+    u_ = memory.forward(dtype, {batch, rows, width});
+    memory.again_from(Room::kBackward, begin);
+    u_again_ = memory.backward(dtype, {batch, rows, width});
+    memory.again_from(Room::kBackward, begin);
+    du_ = memory.backward(dtype, {batch, rows + more, width});
   }
 
   EngineNeeds needs(const LayerShape& with) const {
@@ -198,7 +243,9 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     p.lead = lead_;
     p.z = at.at(z_);
     if (o_.convs) p.u = at.at(u_);
+    p.makes_u_again = u_again_.made();
     p.mixed = at.at(mixed_);
+    p.inverses = at.at(inverses_);
     p.qk = at.at(qk_);
     p.v = at.at(v_);
     return p;
@@ -227,11 +274,12 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
   }
 
   CcgqaOptions o_;
-  int64_t reach_ = 0;                          // rows before a token that its convolutions read
-  int64_t lead_ = 0;                           // rows of z before the first token
-  Slot z_, u_, mixed_, qk_, v_, heads_out_;    // saved
-  Slot dheads_, dqk_, dv_, dmixed_, du_, dz_;  // backward
-  Slot work_[2];                               // the prologue's own; forward, backward
+  int64_t reach_ = 0;  // rows before a token that its convolutions read
+  int64_t lead_ = 0;   // rows of z before the first token
+  Slot z_, u_, mixed_, inverses_, qk_, v_, heads_out_;  // saved; u_ only without u_again_
+  Slot u_again_;                                        // backward, over dqk_
+  Slot dheads_, dqk_, dv_, dmixed_, du_, dz_;           // backward
+  Slot work_[2];                                        // the prologue's own; forward, backward
 };
 
 Result<LayerPlan<CcgqaWeights>> make(const CcgqaOptions& options, const LayerShape& shape,

@@ -53,11 +53,15 @@ struct Prologue {
   Conv first, second;
   int64_t lead = 0;
 
-  TensorView z;      // [batch, lead + q_len, qk_width + v_width]: q, k, v_now, v_before
-  TensorView u;      // [batch, second.taps - 1 + q_len, qk_width]: after the first convolution
-  TensorView mixed;  // [batch, q_len, qk_width]: convolved and coupled, not yet normalised
-  TensorView qk;     // [batch, q_len, qk_width]: the heads of q, then those of k
-  TensorView v;      // [batch, q_len, v_width]
+  TensorView z;  // [batch, lead + q_len, qk_width + v_width]: q, k, v_now, v_before
+  TensorView u;  // [batch, second.taps - 1 + q_len, qk_width]: after the first convolution
+  bool makes_u_again = false;  // in backward, over dqk, for it was not kept; du is then made over u
+  // Convolved and coupled, not yet normalised: [batch, q_len, qk_width]. An engine that keeps keys
+  // (LayerEngine::keeps_keys) leaves [batch, q_len, v_width] of k alone, and of q's heads
+  // [batch, q_len, heads] f32 one over what they were divided by; for no backward, neither.
+  TensorView mixed, inverses;
+  TensorView qk;  // [batch, q_len, qk_width]: the heads of q, then those of k
+  TensorView v;   // [batch, q_len, v_width]
 
   std::byte* work = nullptr;  // LayerEngine::prologue_bytes of it
 };

@@ -94,6 +94,10 @@ class LayerEngine {
 
   // The bytes that p.work must have in a pass, by p's sizes; refused where they cannot be had.
   virtual Result<size_t> prologue_bytes(const Prologue& p, Pass pass) const = 0;
+  // Whether of `mixed` only the keys are kept for backward.
+  virtual bool keeps_keys() const = 0;
+  // What p.makes_u_again is to be, by p's sizes.
+  virtual bool makes_u_again(const Prologue& p) const = 0;
   // Everything between CCGQA's projection and its attention.
   virtual void prologue(Run& run, const Prologue& p) const = 0;
   virtual void prologue_backward(Run& run, const Prologue& p, const PrologueGradients& g) const = 0;

@@ -1,6 +1,8 @@
 // Offsets of planned tensors, and views of parts.
 #include "layers/memory.h"
 
+#include <algorithm>
+
 #include "base/ceil_div.h"
 
 namespace fovea::layers {
@@ -10,9 +12,10 @@ Slot MemoryPlan::make(Room room, DType dtype, std::initializer_list<int64_t> siz
   Slot slot;
   slot.room = room;
   slot.view = TensorView::contiguous(nullptr, dtype, sizes, device_);
-  int64_t& used = bytes_[index(room)];
-  slot.offset = used;
-  used += ceil_div(slot.view.elements() * dtype_bytes(dtype), kAlign) * kAlign;
+  int64_t& next = next_[index(room)];
+  slot.offset = next;
+  next += ceil_div(slot.view.elements() * dtype_bytes(dtype), kAlign) * kAlign;
+  bytes_[index(room)] = std::max(bytes_[index(room)], next);
   return slot;
 }
 

@@ -40,6 +40,11 @@ class MemoryPlan {
     return backward(DType::kBool, {static_cast<int64_t>(bytes)});
   }
 
+  // Tensors of one step may lie over those of an earlier one: what is made after again_from(mark)
+  // takes the place of what was made since the mark, whose use ends before its own begins.
+  int64_t mark(Room room) const { return next_[index(room)]; }
+  void again_from(Room room, int64_t mark) { next_[index(room)] = mark; }
+
   size_t bytes(Room room) const { return static_cast<size_t>(bytes_[index(room)]); }
 
  private:
@@ -48,7 +53,8 @@ class MemoryPlan {
 
   LayerUse use_;
   Device device_;
-  int64_t bytes_[3] = {0, 0, 0};
+  int64_t next_[3] = {0, 0, 0};
+  int64_t bytes_[3] = {0, 0, 0};  // the furthest that next_ has been
 };
 
 // The memory of one call; rooms that it has none of give views without data.

@@ -35,6 +35,7 @@ struct Spec {
   double fraction = 1;
   int64_t first = 0;
   bool ids = false;
+  bool again = false;  // u is not there for backward
 };
 
 Spec zaya(Spec s) {
@@ -50,7 +51,7 @@ Spec zaya(Spec s) {
 
 void PrintTo(const Spec& s, std::ostream* out) { *out << s.name; }
 
-enum class Role { kInput, kOutput };
+enum class Role { kInput, kOutput, kOwn };  // kOwn: each engine has its own form of it
 
 struct Call {
   Prologue p;
@@ -70,7 +71,7 @@ struct Call {
       }
     }
     use("u", p.u, Role::kOutput, 0.0);
-    use("mixed", p.mixed, Role::kOutput, 0.0);
+    use("mixed", p.mixed, Role::kOwn, 0.0);
     use("qk", p.qk, Role::kOutput, 0.0);
     use("v", p.v, Role::kOutput, 0.0);
     use("dmixed", g.dmixed, Role::kOutput, 0.0);
@@ -281,28 +282,38 @@ layers::cuda::RopeTable rope_of(const layers::EngineNeeds& needs, DeviceMemory& 
 void run_on_device(const Spec& s, Call& call) {
   DeviceMemory memory;
   Call there = call;
+  there.p.mixed =
+      TensorView::contiguous(nullptr, call.p.z.dtype, {s.batch, s.q_len, s.heads_kv * s.dim});
+  there.p.inverses = TensorView::contiguous(nullptr, DType::kF32, {s.batch, s.q_len, s.heads});
+  there.p.inverses.data = memory.make(static_cast<size_t>(bytes_of(there.p.inverses)));
   there.visit([&](const char*, TensorView& t, Role, double) {
     if (t.given()) t.data = memory.make(static_cast<size_t>(bytes_of(t)), t.data);
   });
   std::vector<int32_t> ids = ids_of(s);
   set_ids(s, memory.make(ids.size() * 4, ids.data()), there);
   const layers::cuda::RopeTable rope = rope_of(needs_of(s), memory);
-  const Call sizes = make_call(s, call.p.z.dtype);
+  Call sizes = make_call(s, call.p.z.dtype);
+  sizes.p.makes_u_again = s.again;
   OwnedStream stream;
   const auto scratch = [&](Pass pass) {
     const size_t bytes = layers::cuda::prologue_scratch_bytes(sizes.p, rope, pass);
     return static_cast<std::byte*>(memory.make(bytes));
   };
   ASSERT_CUDA(layers::cuda::prologue(there.p, rope, scratch(Pass::kForward), stream.get()));
+  if (s.again) {
+    there.p.makes_u_again = true;
+    const auto bytes = static_cast<size_t>(bytes_of(there.p.u));
+    ASSERT_CUDA(cudaMemsetAsync(there.p.u.data, kNan, bytes, stream.get()));
+  }
   ASSERT_CUDA(layers::cuda::prologue_backward(there.p, there.g, rope, scratch(Pass::kBackward),
                                               stream.get()));
   ASSERT_CUDA(cudaStreamSynchronize(stream.get()));
   std::vector<TensorView> from;
   there.visit([&](const char*, TensorView& t, Role, double) { from.push_back(t); });
   size_t n = 0;
-  call.visit([&](const char*, TensorView& t, Role, double) {
+  call.visit([&](const char*, TensorView& t, Role role, double) {
     const TensorView& made = from[n++];
-    if (!t.given()) return;
+    if (!t.given() || role == Role::kOwn) return;
     ASSERT_CUDA(
         cudaMemcpy(t.data, made.data, static_cast<size_t>(bytes_of(t)), cudaMemcpyDeviceToHost));
   });
@@ -333,7 +344,7 @@ void expect_close(const Spec& s, DType dtype) {
   given.call.visit([&](const char* name, TensorView& t, Role role, double) {
     const TensorView &own = plains[n], &truth = exacts[n];
     ++n;
-    if (role == Role::kInput || !t.given()) return;
+    if (role != Role::kOutput || !t.given()) return;
     // Rows beyond the tokens of dmixed and du are the engine's own business.
     const int64_t margin = s.convs ? s.taps[1] - 1 : 0;
     const bool is_dmixed = std::strcmp(name, "dmixed") == 0, is_du = std::strcmp(name, "du") == 0;
@@ -404,6 +415,8 @@ INSTANTIATE_TEST_SUITE_P(
         Spec{.name = "no convolutions", .convs = false},
         Spec{.name = "no coupling", .couple = false}, Spec{.name = "no norm", .norm = false},
         Spec{.name = "no shift", .shift = false}, Spec{.name = "no rope", .rope = false},
+        Spec{.name = "u again", .q_len = 70, .again = true},
+        Spec{.name = "u again in heads of 64", .heads = 8, .dim = 64, .q_len = 70, .again = true},
         Spec{.name = "by group", .coupling = CcgqaCoupling::kGroup},
         Spec{.name = "temperatures", .temperature = KeyTemperature::kPerHead},
         Spec{.name = "half rope", .style = RopeStyle::kHalf},

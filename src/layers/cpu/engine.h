@@ -53,6 +53,8 @@ class CpuEngine final : public LayerEngine {
                           const TensorView& dx, const TensorView& dweight,
                           const TensorView& dbias) const override;
   Result<size_t> prologue_bytes(const Prologue&, Pass) const override { return size_t{0}; }
+  bool keeps_keys() const override { return false; }
+  bool makes_u_again(const Prologue&) const override { return false; }
   void prologue(Run& run, const Prologue& p) const override;
   void prologue_backward(Run& run, const Prologue& p, const PrologueGradients& g) const override;
   void copy(Run& run, std::initializer_list<Copy> copies) const override;

@@ -162,12 +162,45 @@ void CudaEngine::zero(Run& run, const TensorView& to) const {
   copy(run, {{{}, view}});
 }
 
+// Taps are the batch of a product: each begins a row of x further on.
+class CudaEngine::ByProducts final : public DenseGradients {
+ public:
+  ByProducts(const CudaEngine& engine, Run& run) : engine_(engine), run_(run) {}
+
+  cudaError_t add(const DenseGradient& g, cudaStream_t stream) const override {
+    Product m;
+    m.batch = g.taps;
+    m.rows = m.cols = g.channels;
+    m.depth = g.rows;
+    m.a = {g.dy, g.row, 0, true};
+    m.b = {g.x, g.row, g.row, false};
+    m.c = {g.to, g.channels, int64_t{g.channels} * g.channels, false};
+    m.floats = true;
+    run_.note(engine_.multiply(run_, m, stream));
+    return run_.status.ok() ? cudaSuccess : cudaErrorUnknown;
+  }
+
+ private:
+  const CudaEngine& engine_;
+  Run& run_;
+};
+
 Result<size_t> CudaEngine::prologue_bytes(const Prologue& p, Pass pass) const {
   if (p.mix.dim % 8 != 0) {
     return unsupported("make_layer", "CCGQA does not run on " + show(Device::cuda(device_)),
                        {{"cuda", {"head_dim is " + show(p.mix.dim) + ", takes multiples of 8"}}});
   }
-  return prologue_scratch_bytes(p, rope_, pass);
+  Run none;
+  const ByProducts dense(*this, none);
+  return prologue_scratch_bytes(p, rope_, pass, &dense);
+}
+
+// To make u again costs a hundredth of the time where there are many tokens, and a launch where
+// there are few. Channels by themselves are no such product.
+bool CudaEngine::makes_u_again(const Prologue& p) const {
+  constexpr int64_t kManyBytes = int64_t{8} << 20;
+  return p.convolve && p.first.block[0].group > 1 &&
+         p.u.elements() * dtype_bytes(p.u.dtype) >= kManyBytes;
 }
 
 void CudaEngine::prologue(Run& run, const Prologue& p) const {
@@ -186,8 +219,10 @@ void CudaEngine::prologue_backward(Run& run, const Prologue& p, const PrologueGr
     }
     return;
   }
-  queue(run,
-        [&](cudaStream_t stream) { return cuda::prologue_backward(p, g, rope_, p.work, stream); });
+  const ByProducts dense(*this, run);
+  queue(run, [&](cudaStream_t stream) {
+    return cuda::prologue_backward(p, g, rope_, p.work, stream, &dense);
+  });
 }
 
 void CudaEngine::fill_lengths(Run& run, int64_t length, const TensorView& to) const {

@@ -34,6 +34,8 @@ class CudaEngine final : public LayerEngine {
                           const TensorView& dx, const TensorView& dweight,
                           const TensorView& dbias) const override;
   Result<size_t> prologue_bytes(const Prologue& p, Pass pass) const override;
+  bool keeps_keys() const override { return true; }
+  bool makes_u_again(const Prologue& p) const override;
   void prologue(Run& run, const Prologue& p) const override;
   void prologue_backward(Run& run, const Prologue& p, const PrologueGradients& g) const override;
   void copy(Run& run, std::initializer_list<Copy> copies) const override;
@@ -53,6 +55,8 @@ class CudaEngine final : public LayerEngine {
   static Status status_of(cudaError_t error) {
     return fovea::cuda::to_status(error, "layer: launching a kernel");
   }
+
+  class ByProducts;
 
   void zero(Run& run, const TensorView& to) const;
   Status multiply(const Run& run, const Product& p, cudaStream_t stream) const;

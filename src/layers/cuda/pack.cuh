@@ -15,7 +15,7 @@ struct Pack {
   int tiles = 0;
 };
 
-constexpr int kMostPacks = 4;
+constexpr int kMostPacks = 6;
 struct Packs {
   int count = 0, tiles = 0;
   Pack pack[kMostPacks];

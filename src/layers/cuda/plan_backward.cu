@@ -6,7 +6,7 @@ namespace {
 
 // Sums over rows are made in as many parts as give about this many blocks of threads: together
 // what fills a GPU, whichever it is. The first convolution's are far less work.
-constexpr int kBlocksOfSecond = 264, kBlocksOfFirst = 66;
+constexpr int kBlocksOfSecond = 264, kBlocksOfFirst = 264;
 
 // What a gradient of weights sums over.
 struct Summed {
@@ -55,6 +55,43 @@ WeightGradient plan_gradient(const Conv& to, DType dtype, const Summed& over, Cu
   return a;
 }
 
+// Whether channels and tokens are many, in the second convolution.
+bool is_dense(const Prologue& p) {
+  constexpr int64_t kManyChannels = 256, kManyTokens = 4096;
+  const ConvBlock& first = p.second.block[0];
+  return p.convolve && p.z.dtype != DType::kF32 && first.group == first.channels &&
+         first.channels >= kManyChannels && p.qk.sizes[0] * p.qk.sizes[1] >= kManyTokens;
+}
+
+// Rows of the batch's members follow each other alike in dmixed and in u, with as many between
+// them.
+bool rows_join(const Prologue& p, const PrologueGradients& g, const Sizes& s) {
+  return g.dmixed.strides[1] == p.u.strides[1] &&
+         (s.batch == 1 || g.dmixed.strides[0] == p.u.strides[0]);
+}
+
+// All rows at once: those of dmixed that are of no token are zeros.
+void plan_dense(const Prologue& p, const PrologueGradients& g, const Sizes& s, Cut& cut,
+                BackwardPlan& plan) {
+  const int64_t size = dtype_bytes(p.z.dtype);
+  const auto from = [&](const Rows& rows, const ConvBlock& block) {
+    return static_cast<const std::byte*>(rows.data) + block.first * size;
+  };
+  for (const ConvBlock& block : g.second.block) {
+    if (!block.weight.given()) continue;
+    DenseGradient& d = plan.dense[plan.dense_count++];
+    d.dy = from(rows_of(g.dmixed, s.margin), block);
+    d.x = from(rows_of(p.u), block);
+    d.row = p.u.strides[1];
+    d.rows = int64_t{s.batch} * s.u_rows - s.margin;
+    d.channels = as_int(block.channels);
+    d.taps = as_int(g.second.taps);
+    const int64_t elements = block.channels * block.channels * d.taps;
+    d.to = cut.floats(elements);
+    plan.sums.add(d.to, block.weight.data, elements, d.taps, 1);
+  }
+}
+
 void add_columns(ColumnSums& columns, ColumnSum sum, const TensorView& to, Cut& cut,
                  PartSums& sums) {
   if (!to.given()) return;
@@ -68,11 +105,12 @@ void add_columns(ColumnSums& columns, ColumnSum sum, const TensorView& to, Cut& 
 }  // namespace
 
 BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const RopeTable& rope,
-                           std::byte* scratch) {
+                           std::byte* scratch, const DenseGradients* dense) {
   const Sizes s(p);
   const DType dtype = p.z.dtype;
   Cut cut(scratch);
   BackwardPlan plan;
+  plan.makes_u_again = p.makes_u_again;
   const Rows dmixed = rows_of(g.dmixed, s.margin), dz = rows_of(g.dz);
   After& after = plan.after;
   after.tokens = s.tokens;
@@ -89,13 +127,19 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
   after.norm = norm_of(p.mix);
   after.rotation = Rotation::of(rope, p.mix.positions);
   after.dqk = rows_of(g.dqk);
-  after.mixed = rows_of(p.mixed);
+  after.qk = rows_of(p.qk);
+  if (p.mix.norm) {
+    after.keys = rows_of(p.mixed);
+    after.inverses = rows_of(p.inverses);
+  }
   after.dmixed = dmixed;
   if (p.mix.norm) after.slopes = cut.floats(int64_t{s.tokens} * p.mix.heads_kv);
   WholeBackward& whole = plan.whole;
   const int whole_span = s.u_rows + s.reach;
   const int whole_blocks = as_int(ceil_div(s.batch * whole_span, kWholeRows));
-  if (scratch != nullptr && set_whole(p, s, whole.first, whole.second, whole.room)) {
+  // It reads dqk while it makes du.
+  if (scratch != nullptr && !p.makes_u_again &&
+      set_whole(p, s, whole.first, whole.second, whole.room)) {
     whole.blocks = whole_blocks;
   }
   if (g.dtemperature.given()) {
@@ -123,8 +167,14 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
 
   const Rows du = rows_of(g.du), z = rows_of(p.z, s.lead - s.reach);
   WeightGradients& weights = plan.weights;
-  weights.of[0] = plan_gradient(
-      g.second, dtype, {dmixed, rows_of(p.u), s.batch, s.q_len, kBlocksOfSecond}, cut, plan.sums);
+  if (dense != nullptr && is_dense(p) && rows_join(p, g, s)) {
+    plan.others = dense;
+    after.zero_rows = s.margin;
+    plan_dense(p, g, s, cut, plan);
+  } else {
+    weights.of[0] = plan_gradient(
+        g.second, dtype, {dmixed, rows_of(p.u), s.batch, s.q_len, kBlocksOfSecond}, cut, plan.sums);
+  }
   if (!s.depthwise) {
     weights.of[1] =
         plan_gradient(g.first, dtype, {du, z, s.batch, s.u_rows, kBlocksOfFirst}, cut, plan.sums);
@@ -178,6 +228,7 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
     first.ending = Ending::kCouple;
     first.finish.coupling = after.coupling;
     if (!move_to_heads(p.first, dtype, first, plan.heads)) after.packs = packs;
+    if (p.makes_u_again) set_first(p, s, cut, after.packs, plan.again, plan.heads_again);
   }
   plan.bytes = cut.used();
   return plan;

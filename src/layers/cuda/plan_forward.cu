@@ -31,8 +31,9 @@ ForwardPlan plan_forward(const Prologue& p, const RopeTable& rope, std::byte* sc
   finish.lanes = before.lanes;
   finish.lanes_of_row =
       before.lanes.lanes * as_int(std::bit_ceil(unsigned(whole_heads(s.dim) / s.dim)));
-  finish.mixed = rows_of(p.mixed);
   finish.qk = rows_of(p.qk);
+  if (p.mixed.given()) finish.keys = rows_of(p.mixed);
+  if (p.inverses.given()) finish.inverses = rows_of(p.inverses);
   const auto finish_alone = [&](const Rows& from) {
     plan.finish = {finish, from, whole_heads(s.dim), s.qk, s.tokens, Divider(s.q_len)};
   };
@@ -66,27 +67,19 @@ ForwardPlan plan_forward(const Prologue& p, const RopeTable& rope, std::byte* sc
         block.bias.data,      z,    rows_of(p.u)};
     before.depthwise_blocks = depthwise_blocks(before.depthwise);
   } else {
-    TapProduct& first = plan.first;
-    Packs packs;
-    set_blocks(p.first, dtype, false, cut, packs, first);
-    first.from = z;
-    first.to = rows_of(p.u);
-    first.from_rows = s.reach + s.q_len;
-    first.set_rows(s.batch, s.u_rows);
-    first.tile_cols = kTileCols;
-    if (!move_to_heads(p.first, dtype, first, plan.heads)) before.packs = packs;
+    set_first(p, s, cut, before.packs, plan.first, plan.heads);
   }
   TapProduct& second = plan.second;
   set_blocks(p.second, dtype, false, cut, before.packs, second);
   second.from = rows_of(p.u);
   second.from_rows = s.u_rows;
   second.set_rows(s.batch, s.q_len);
-  second.to = finish.mixed;
+  second.to = finish.qk;
   const bool heads_fit = s.dim <= kTileCols;
   second.ending = heads_fit ? Ending::kFinish : Ending::kStore;
   second.tile_cols = heads_fit ? whole_heads(s.dim) : kTileCols;
   second.finish = finish;
-  if (!heads_fit) finish_alone(finish.mixed);
+  if (!heads_fit) finish_alone(finish.qk);
   plan.bytes = cut.used();
   return plan;
 }

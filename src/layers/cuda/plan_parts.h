@@ -108,6 +108,19 @@ constexpr int kTileCols = 128;  // of products
 // Columns of a tile of whole heads.
 inline int whole_heads(int dim) { return std::max(1, kTileCols / dim) * dim; }
 
+// The first convolution, of heads, from z to u.
+inline void set_first(const Prologue& p, const Sizes& s, Cut& cut, Packs& packs, TapProduct& first,
+                      HeadConv& heads) {
+  Packs with = packs;
+  set_blocks(p.first, p.z.dtype, false, cut, with, first);
+  first.from = rows_of(p.z, s.lead - s.reach);
+  first.to = rows_of(p.u);
+  first.from_rows = s.reach + s.q_len;
+  first.set_rows(s.batch, s.u_rows);
+  first.tile_cols = kTileCols;
+  if (!move_to_heads(p.first, p.z.dtype, first, heads)) packs = with;
+}
+
 // A convolution for blocks that hold its weights whole, from `bytes` of shared memory on.
 inline WholeConv whole_conv(const Conv& from, int& bytes) {
   WholeConv conv;
@@ -127,7 +140,9 @@ inline WholeConv whole_conv(const Conv& from, int& bytes) {
 // what else a block has.
 inline bool set_whole(const Prologue& p, const Sizes& s, WholeConv& first, WholeConv& second,
                       WholeRoom& room) {
-  constexpr int kMostWidth = 1024;  // far more than fits
+  constexpr int kMostWidth = 1024;   // far more than fits
+  constexpr int kMostTokens = 4096;  // of blocks that all run at once: each reads all weights
+  if (s.tokens > kMostTokens) return false;
   if (p.z.dtype == DType::kF32 || !p.convolve || s.depthwise || s.qk > kMostWidth) return false;
   if (std::max(p.first.taps, p.second.taps) > kMostTaps) return false;
   if (p.first.block[0].bias.given() || p.second.block[0].bias.given()) return false;

@@ -101,10 +101,26 @@ struct Products::Choice {
 };
 
 Products::Key Products::key_of(const Product& p) {
-  return {{p.batch, p.rows, p.cols, p.depth, p.a.ld, p.a.batch_stride, p.a.transposed, p.b.ld,
-           p.b.batch_stride, p.b.transposed, p.c.ld, p.c.batch_stride, p.write == Write::kAdd,
-           p.bias != nullptr, p.row_sums != nullptr, alignment_of(p.a.data), alignment_of(p.b.data),
-           alignment_of(p.c.data), alignment_of(p.bias != nullptr ? p.bias : p.row_sums)}};
+  return {{p.batch,
+           p.rows,
+           p.cols,
+           p.depth,
+           p.a.ld,
+           p.a.batch_stride,
+           p.a.transposed,
+           p.b.ld,
+           p.b.batch_stride,
+           p.b.transposed,
+           p.c.ld,
+           p.c.batch_stride,
+           p.floats,
+           p.write == Write::kAdd,
+           p.bias != nullptr,
+           p.row_sums != nullptr,
+           alignment_of(p.a.data),
+           alignment_of(p.b.data),
+           alignment_of(p.c.data),
+           alignment_of(p.bias != nullptr ? p.bias : p.row_sums)}};
 }
 
 Result<std::shared_ptr<Products::Choice>> Products::choice_of(const Product& p) const {
@@ -132,7 +148,7 @@ Result<std::shared_ptr<Products::Choice>> Products::choose(const Product& p) con
   choice->description = description_of(p, dtype_, tf32_, calls);
   choice->a = layout_of(p.a, {p.rows, p.depth}, p.batch, dtype_, calls);
   choice->b = layout_of(p.b, {p.depth, p.cols}, p.batch, dtype_, calls);
-  choice->c = layout_of(p.c, {p.rows, p.cols}, p.batch, dtype_, calls);
+  choice->c = layout_of(p.c, {p.rows, p.cols}, p.batch, p.floats ? DType::kF32 : dtype_, calls);
   cublasLtMatmulPreference_t made = nullptr;
   calls(blas.create_preference(&made));
   const Preference preference(made);

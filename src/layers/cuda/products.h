@@ -28,9 +28,10 @@ struct Matrix {
 struct Product {
   int64_t batch = 1;
   int64_t rows = 0, cols = 0, depth = 0;
-  Matrix a;  // [rows, depth]
-  Matrix b;  // [depth, cols]
-  Matrix c;  // [rows, cols], written
+  Matrix a;             // [rows, depth]
+  Matrix b;             // [depth, cols]
+  Matrix c;             // [rows, cols], written
+  bool floats = false;  // c is of f32, whatever a and b are of
   double scale = 1;
   Write write = Write::kSet;
   const void* bias = nullptr;  // [cols], added to every row
@@ -39,9 +40,10 @@ struct Product {
 
 class Products {
  public:
-  // What cuBLASLt asks for on Hopper, to cut the depth of products that have few tiles, as those of
-  // weights' gradients are; and room to begin it on 256 bytes, which it insists on.
-  static constexpr size_t kScratchBytes = (size_t{32} << 20) + 256;
+  // For cuBLASLt to cut the depth of products that have few tiles, as those of weights' gradients
+  // are, and room to begin it on 256 bytes, which it insists on. With the 32 MiB that it is usually
+  // given on Hopper it hardly chooses faster algorithms, and of some products slower ones.
+  static constexpr size_t kScratchBytes = (size_t{2} << 20) + 256;
 
   Products(cublasLtHandle_t handle, DType dtype, Tf32 tf32)
       : handle_(handle), dtype_(dtype), tf32_(tf32) {}
@@ -54,7 +56,7 @@ class Products {
  private:
   // All that the choice of an algorithm depends on.
   struct Key {
-    std::array<int64_t, 19> values{};
+    std::array<int64_t, 20> values{};
     friend bool operator==(const Key&, const Key&) = default;
   };
   struct Choice;

@@ -9,12 +9,13 @@ namespace {
 bool takes(const Prologue& p) {
   const auto begins = [](const TensorView& t) { return fovea::cuda::rows_begin_on(t, 8); };
   return p.mix.dim % 8 == 0 && p.mix.dim <= kMostDim && begins(p.z) && begins(p.u) &&
-         begins(p.mixed) && begins(p.qk) && begins(p.v);
+         (!p.mixed.given() || begins(p.mixed)) && begins(p.qk) && begins(p.v);
 }
 
 }  // namespace
 
-size_t prologue_scratch_bytes(const Prologue& p, const RopeTable& rope, Pass pass) {
+size_t prologue_scratch_bytes(const Prologue& p, const RopeTable& rope, Pass pass,
+                              const DenseGradients* dense) {
   if (pass == Pass::kForward) return plan_forward(p, rope, nullptr).bytes;
   // As if every gradient were asked for.
   const auto asked = [](Conv conv) {
@@ -24,13 +25,13 @@ size_t prologue_scratch_bytes(const Prologue& p, const RopeTable& rope, Pass pas
   PrologueGradients g;
   g.dqk = p.qk;
   g.dv = p.v;
-  g.dmixed = p.mixed;
+  g.dmixed = p.convolve ? p.u : p.qk;
   g.du = p.u;
   g.dz = p.z;
   g.dtemperature.rank = p.mix.norm ? 1 : 0;
   g.first = asked(p.first);
   g.second = asked(p.second);
-  return plan_backward(p, g, rope, nullptr).bytes;
+  return plan_backward(p, g, rope, nullptr, dense).bytes;
 }
 
 cudaError_t prologue(const Prologue& p, const RopeTable& rope, std::byte* scratch,
@@ -46,9 +47,10 @@ cudaError_t prologue(const Prologue& p, const RopeTable& rope, std::byte* scratc
 }
 
 cudaError_t prologue_backward(const Prologue& p, const PrologueGradients& g, const RopeTable& rope,
-                              std::byte* scratch, cudaStream_t stream) {
+                              std::byte* scratch, cudaStream_t stream,
+                              const DenseGradients* dense) {
   if (!takes(p)) return cudaErrorInvalidValue;
-  const BackwardPlan plan = plan_backward(p, g, rope, scratch);
+  const BackwardPlan plan = plan_backward(p, g, rope, scratch, dense);
   switch (p.z.dtype) {
     case DType::kBf16: return run<__nv_bfloat16>(plan, stream);
     case DType::kF16: return run<__half>(plan, stream);

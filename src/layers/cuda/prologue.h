@@ -23,14 +23,35 @@ struct RopeTable {
   int64_t positions = 0;
 };
 
-// Of the memory that a call needs besides its tensors. Only sizes of `p` and its toggles count.
-size_t prologue_scratch_bytes(const Prologue& p, const RopeTable& rope, Pass pass);
+// The gradient of weights that mix all channels, as products of matrices:
+//   to[tap][o][i] = sum over r < rows of dy[r][o] * x[r + tap][i]
+struct DenseGradient {
+  const void *dy = nullptr, *x = nullptr;
+  int64_t row = 0;  // from a row of either to the next
+  int64_t rows = 0;
+  int channels = 0, taps = 0;
+  float* to = nullptr;
+};
+
+// Who makes them faster than this folder's kernels.
+class DenseGradients {
+ public:
+  virtual ~DenseGradients() = default;
+  virtual cudaError_t add(const DenseGradient& gradient, cudaStream_t stream) const = 0;
+};
+
+// Of the memory that a call needs besides its tensors. Only sizes of `p` and its toggles count;
+// with `dense`, backward is always called with it, and with a dmixed whose rows lie as u's do and
+// are room for zeros between the members of a batch.
+size_t prologue_scratch_bytes(const Prologue& p, const RopeTable& rope, Pass pass,
+                              const DenseGradients* dense = nullptr);
 
 cudaError_t prologue(const Prologue& p, const RopeTable& rope, std::byte* scratch,
                      cudaStream_t stream);
 
 // g.dmixed and g.du need no zeros in the rows before and after those of the tokens.
 cudaError_t prologue_backward(const Prologue& p, const PrologueGradients& g, const RopeTable& rope,
-                              std::byte* scratch, cudaStream_t stream);
+                              std::byte* scratch, cudaStream_t stream,
+                              const DenseGradients* dense = nullptr);
 
 }  // namespace fovea::layers::cuda

@@ -28,13 +28,19 @@ struct BackwardPlan {
   After after;
   TapProduct second, first;  // to du, and to dz
   HeadConv heads;            // in place of the first product
-  Spread spread;             // no channels: the first product leads to dz
+  bool makes_u_again = false;
+  TapProduct again;      // to u once more
+  HeadConv heads_again;  // in its place
+  Spread spread;         // no channels: the first product leads to dz
   WeightGradients weights;
+  const DenseGradients* others = nullptr;  // who makes the following
+  int dense_count = 0;
+  DenseGradient dense[2];
   ColumnSums columns;
   PartSums sums;
 };
 BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const RopeTable& rope,
-                           std::byte* scratch);
+                           std::byte* scratch, const DenseGradients* dense = nullptr);
 
 // The plans' launches, in a type of elements each; see prologue_run.cuh.
 template <typename T>

@@ -3,6 +3,8 @@
 
 #include "backend/cuda/common/launch.cuh"
 #include "base/ceil_div.h"
+#include "layers/cuda/dense_product.h"
+#include "layers/cuda/head_rows_conv.cuh"
 #include "layers/cuda/prologue_plan.h"
 #include "layers/cuda/tap_product.cuh"
 
@@ -23,6 +25,11 @@ class Launches {
   void add(dim3 blocks, int threads, int shared_bytes, const Arguments& a) {
     if (error_ != cudaSuccess || blocks.x == 0) return;
     error_ = fovea::cuda::launch<kKernel>(Launch{blocks, threads, shared_bytes, stream_}, a);
+  }
+  // What launches by itself: call(stream) gives an error.
+  template <typename Call>
+  void add_call(const Call& call) {
+    if (error_ == cudaSuccess) error_ = call(stream_);
   }
   cudaError_t error() const { return error_; }
 
@@ -50,9 +57,27 @@ void add_tiles(Launches& to, TapProduct a) {
                                               Shape::kSharedBytes, a);
 }
 
+// Whether there are so many rows that blocks take several tiles of them; then it is launched.
+template <typename Shape, bool kBackward>
+bool add_head_rows(Launches& to, HeadConv a) {
+  constexpr int kBlocks = 264, kManyTiles = 4 * kBlocks;
+  const TapProduct& p = a.product;
+  if (p.taps != Shape::kTaps || p.block[0].group != Shape::kGroup) return false;
+  const int64_t tiles = lay_tiles<Shape>(a.product);
+  if (tiles < kManyTiles) return false;
+  const int across = p.col_tiles[0] + p.col_tiles[1];
+  to.add<head_rows_kernel<Shape, kBackward>>(blocks_of(std::max(1, kBlocks / across) * across),
+                                             Shape::kThreads, Shape::kSharedBytes, a);
+  return true;
+}
+
 template <typename T, bool kBackward>
 void add_heads(Launches& to, HeadConv a) {
   if constexpr (sizeof(T) == 2) {
+    if (add_head_rows<HeadRowsShape<T, 16>, kBackward>(to, a) ||
+        add_head_rows<HeadRowsShape<T, 32>, kBackward>(to, a)) {
+      return;
+    }
     using Shape = HeadConvShape<T>;
     const int64_t tiles = lay_tiles<Shape>(a.product);
     to.add<head_conv_kernel<Shape, kBackward>>(blocks_of(tiles), Shape::kThreads,
@@ -76,6 +101,12 @@ void add_product(Launches& to, const TapProduct& a) {
 
 template <typename T>
 void add_product(Launches& to, const TapProduct& a) {
+  if constexpr (sizeof(T) == 2) {
+    if (takes_dense<T>(a)) {
+      to.add_call([&](cudaStream_t stream) { return launch_dense<T>(a, stream); });
+      return;
+    }
+  }
   bool grouped = false;
   for (int n = 0; n < a.blocks; ++n) {
     grouped = grouped || a.block[n].group < a.block[n].channels;
@@ -121,6 +152,14 @@ cudaError_t run(const BackwardPlan& plan, cudaStream_t stream) {
   }
   to.add<after_kernel<T>>(blocks_of(plan.after.token_blocks + plan.after.packs.tiles),
                           kTokenThreads, 0, plan.after);
+  add_product<T>(to, plan.again);
+  add_heads<T, false>(to, plan.heads_again);
+  // Before du is made, if that is over u; otherwise of both convolutions in one launch.
+  const bool apart = plan.makes_u_again;
+  if (apart) add_gradients<T>(to, plan.weights.only(0));
+  for (int n = 0; n < plan.dense_count; ++n) {
+    to.add_call([&](cudaStream_t queue) { return plan.others->add(plan.dense[n], queue); });
+  }
   add_product<T>(to, plan.second);
   add_product<T>(to, plan.first);
   add_heads<T, true>(to, plan.heads);
@@ -128,7 +167,7 @@ cudaError_t run(const BackwardPlan& plan, cudaStream_t stream) {
     to.add<spread_kernel<T>>(blocks_of(ceil_div(plan.spread.tokens, kTokensOfBlock)), kTokenThreads,
                              0, plan.spread);
   }
-  add_gradients<T>(to, plan.weights);
+  add_gradients<T>(to, apart ? plan.weights.only(1) : plan.weights);
   int tiles = 0;
   for (int n = 0; n < plan.columns.count; ++n) tiles += plan.columns.sum[n].tiles;
   to.add<column_sums_kernel<T>>(blocks_of(tiles, plan.columns.parts), kSumThreads, 0, plan.columns);

@@ -42,9 +42,42 @@ struct Rotation {
     cosine = 1;
     sine = 0;
     if (i >= turning) return;
+    angle_of_pair(at, pair_of_channel(i), cosine, sine);
+    if (is_first(i)) sine = -sine;
+  }
+
+  // Those of channels i to i + 7, by all lanes of a warp, of the same row: each computes some
+  // pairs' for all.
+  __device__ __forceinline__ void angles(RowAt at, int i, Eight& cosines, Eight& sines) const {
+#pragma unroll
+    for (int n = 0; n < 8; ++n) cosines.x[n] = 1, sines.x[n] = 0;
     const int pairs = turning / 2;
-    const bool is_first = half ? i < pairs : i % 2 == 0;
-    const int pair = half ? i - (is_first ? 0 : pairs) : i / 2;
+    for (int first = 0; first < pairs; first += 32) {
+      const int own = first + static_cast<int>(threadIdx.x) % 32;
+      float cosine = 1, sine = 0;
+      if (own < pairs) angle_of_pair(at, own, cosine, sine);
+#pragma unroll
+      for (int n = 0; n < 8; ++n) {
+        const int from = pair_of_channel(i + n) - first;
+        const float c = __shfl_sync(0xffffffffu, cosine, from);
+        const float s = __shfl_sync(0xffffffffu, sine, from);
+        if (i + n >= turning || from < 0 || from >= 32) continue;
+        cosines.x[n] = c;
+        sines.x[n] = is_first(i + n) ? -s : s;
+      }
+    }
+  }
+
+  __device__ __forceinline__ bool is_first(int i) const {
+    return half ? i < turning / 2 : i % 2 == 0;
+  }
+  __device__ __forceinline__ int pair_of_channel(int i) const {
+    return half ? i - (is_first(i) ? 0 : turning / 2) : i / 2;
+  }
+
+  __device__ __forceinline__ void angle_of_pair(RowAt at, int pair, float& cosine,
+                                                float& sine) const {
+    const int pairs = turning / 2;
     const int64_t position = ids != nullptr ? ids[at.b * ids_batch + at.r * ids_row] : first + at.r;
     if (position >= 0 && position < positions) {
       cosine = table[position * turning + pair];
@@ -55,7 +88,6 @@ struct Rotation {
       const double turns = static_cast<double>(position) * kTurnsOfRadian * exp2(pair * log2_step);
       sincospif(static_cast<float>(2 * (turns - rint(turns))), &sine, &cosine);
     }
-    if (is_first) sine = -sine;
   }
 
   // The partners of channels i to i + 7 of a head, of which x is these and `head` all.

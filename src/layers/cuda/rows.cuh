@@ -44,6 +44,7 @@ struct Divider {
 // A row by its number through the batch, each member having as many as `rows` divides by.
 struct RowAt {
   int b, r;
+  __device__ __forceinline__ RowAt(int member, int row) : b(member), r(row) {}
   __device__ __forceinline__ RowAt(int number, const Divider& rows) : b(rows(number)) {
     r = number - b * static_cast<int>(rows.by);
   }
@@ -53,18 +54,37 @@ struct Eight {
   float x[8];
 };
 
+// Eight values as they lie in memory: on their way while others are worked on.
 template <typename T>
-__device__ __forceinline__ Eight load_eight(const T* from) {
+struct RawEight {
+  uint4 word[sizeof(T) / 2] = {};
+};
+template <typename T>
+__device__ __forceinline__ RawEight<T> load_raw(const T* from) {
+  RawEight<T> raw;
+#pragma unroll
+  for (int n = 0; n < static_cast<int>(sizeof(T) / 2); ++n) {
+    raw.word[n] = reinterpret_cast<const uint4*>(from)[n];
+  }
+  return raw;
+}
+template <typename T>
+__device__ __forceinline__ Eight eight_of(const RawEight<T>& raw) {
+  const uint4 a = raw.word[0];
   if constexpr (sizeof(T) == 4) {
-    const float4 a = *reinterpret_cast<const float4*>(from);
-    const float4 b = *reinterpret_cast<const float4*>(from + 4);
-    return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+    const uint4 b = raw.word[1];
+    return {__uint_as_float(a.x), __uint_as_float(a.y), __uint_as_float(a.z), __uint_as_float(a.w),
+            __uint_as_float(b.x), __uint_as_float(b.y), __uint_as_float(b.z), __uint_as_float(b.w)};
   } else {
-    const uint4 a = *reinterpret_cast<const uint4*>(from);
     const float2 x = ptx::unpack<T>(a.x), y = ptx::unpack<T>(a.y), z = ptx::unpack<T>(a.z),
                  w = ptx::unpack<T>(a.w);
     return {x.x, x.y, y.x, y.y, z.x, z.y, w.x, w.y};
   }
+}
+
+template <typename T>
+__device__ __forceinline__ Eight load_eight(const T* from) {
+  return eight_of(load_raw(from));
 }
 
 // Of an address that need not be a multiple of anything.

@@ -156,8 +156,8 @@ __device__ __forceinline__ void store_sums(float* s_sums, int row, int col,
 }
 
 // kStore and kCouple. A thread has eight columns of some rows.
-template <typename Shape, typename RowOf>
-__device__ void end_rows(const TapProduct& a, const TileAt& tile, const float* s_sums,
+template <typename Shape, typename Tile, typename RowOf>
+__device__ void end_rows(const TapProduct& a, const Tile& tile, const float* s_sums,
                          const RowOf& row_of) {
   using T = typename Shape::T;
   const TapBlock& block = a.block[tile.block];

@@ -21,12 +21,23 @@ struct Values {
   // All channels of a token, by a warp. Halves are multiples of four channels.
   template <typename T>
   __device__ __forceinline__ void copy(RowAt at, int step) const {
-    using Four = std::conditional_t<sizeof(T) == 4, uint4, uint2>;
     for (int i = threadIdx.x % 32 * 4; i < width; i += 128) {
-      const int r = at.r + (i >= now ? step : 0);
-      const Four x = r < q_len ? *reinterpret_cast<const Four*>(from.at<T>(at.b, r) + i) : Four{};
-      *reinterpret_cast<Four*>(to.at<T>(at.b, at.r) + i) = x;
+      store<T>(at, i, load<T>(at, step, i));
     }
+  }
+
+  // Four channels on their way; zeros where there are none.
+  template <typename T>
+  using Four = std::conditional_t<sizeof(T) == 4, uint4, uint2>;
+  template <typename T>
+  __device__ __forceinline__ Four<T> load(RowAt at, int step, int i) const {
+    const int r = at.r + (i >= now ? step : 0);
+    return i < width && r < q_len ? *reinterpret_cast<const Four<T>*>(from.at<T>(at.b, r) + i)
+                                  : Four<T>{};
+  }
+  template <typename T>
+  __device__ __forceinline__ void store(RowAt at, int i, const Four<T>& x) const {
+    if (i < width) *reinterpret_cast<Four<T>*>(to.at<T>(at.b, at.r) + i) = x;
   }
 };
 

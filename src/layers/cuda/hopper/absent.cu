@@ -1,0 +1,23 @@
+// Builds without code for compute capability 9.0: products over taps are all mma.sync's.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "layers/cuda/dense_product.h"
+
+namespace fovea::layers::cuda {
+
+template <typename T>
+bool takes_dense(const TapProduct&) {
+  return false;
+}
+template <typename T>
+cudaError_t launch_dense(const TapProduct&, cudaStream_t) {
+  return cudaErrorNotSupported;
+}
+
+template bool takes_dense<__nv_bfloat16>(const TapProduct&);
+template bool takes_dense<__half>(const TapProduct&);
+template cudaError_t launch_dense<__nv_bfloat16>(const TapProduct&, cudaStream_t);
+template cudaError_t launch_dense<__half>(const TapProduct&, cudaStream_t);
+
+}  // namespace fovea::layers::cuda
