@@ -2,6 +2,7 @@
 #include "backend/cuda/portable/plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <span>
 
@@ -19,6 +20,8 @@ constexpr int64_t kSharedBlocks = 2;       // of an SM, whose warps share rows
 constexpr int kEarlySm = 90;               // with launches that begin early
 constexpr int64_t kCrowdedWaves = 3;       // of blocks, beyond which one more to an SM pays
 constexpr int64_t kManyWaves = 8;          // of blocks: enough that the last one hardly matters
+constexpr int kWeighedDim = 64;            // for which parts of rows are weighed (RowCut)
+constexpr int64_t kMostSums = 2;           // of L2 caches, that its sums of all heads may fill
 constexpr int64_t kLeastRowTiles = 2;      // of a part of the rows that a tile of keys meets
 constexpr int64_t kSmallRowTiles = 64;     // the same with small heads, where the GPU is full
 // What one launch that does all may have for an SM: keys, rows, scores times the head dim.
@@ -80,6 +83,42 @@ bool is_short(const AttentionProblem& p, int dim, int64_t sm_count) {
   if (keys > kShortKeys * sm_count || rows > kShortRows * sm_count) return false;
   const int64_t scores = rows * p.kv_len / (p.mask.right >= 0 ? 2 : 1);
   return scores * dim <= kShortWork * sm_count;
+}
+
+// What the rows of tiles of keys take when they are cut into parts: in rows that a block works on,
+// one after another (H200, head dim 64).
+struct RowCut {
+  double rows;   // of a KV head
+  double seen;   // at most, by a tile of keys
+  double mean;   // on average
+  double tail;   // of the longest block, for which others wait at the end
+  double waves;  // of blocks with all their rows
+
+  // Of a wave, where parts add to sums in memory.
+  static constexpr double kOfSums = 182, kOfPart = 120;
+
+  double cost(int64_t count) const {
+    const auto parts = static_cast<double>(count);
+    const double longest = std::min(seen, rows / parts);
+    double steps = std::max(longest, waves * mean + tail * longest);
+    if (mean == rows) steps = std::ceil(waves * parts) * longest;  // equal blocks come in waves
+    return count == 1 ? steps : steps + waves * (kOfSums + kOfPart * parts);
+  }
+};
+
+RowCut row_cut(const AttentionProblem& p, int key_tile, double waves, bool longest_first) {
+  RowCut cut{};
+  cut.rows = static_cast<double>(p.head_q / p.head_kv * p.q_len);
+  cut.seen = cut.mean = cut.rows;
+  if (p.mask.right >= 0 && p.mask.left >= 0 && p.mask.prefix == 0) {
+    const int64_t reach = std::min(p.q_len, p.mask.left + p.mask.right + key_tile);
+    cut.seen = cut.mean = static_cast<double>(p.head_q / p.head_kv * reach);
+  } else if (p.mask.right >= 0) {
+    cut.mean = cut.rows / 2;
+  }
+  cut.tail = longest_first ? 0.15 : 0.5;
+  cut.waves = waves;
+  return cut;
 }
 
 }  // namespace
@@ -165,16 +204,24 @@ BackwardCut cut_backward(const AttentionProblem& p, const BackwardConfig& c, con
   const int64_t group = p.head_q / p.head_kv;
   cut.query_sum_rows = sum_rows(group * (packed ? p.total_q : p.batch * p.q_len));
   // The longest first, that none is left over at the end; but heads one after another where not all
-  // their sums stay in the cache.
+  // their sums stay in the cache, or with larger heads where far from all do.
+  const bool weighed = c.dim_qk == kWeighedDim;
   const int64_t sum_bytes = cut.query_sum_rows * c.dim_qk * int64_t{sizeof(float)};
-  cut.first_keys_first = c.small_heads && p.mask.right >= 0 && sum_bytes <= gpu.l2_bytes;
+  const int64_t most_bytes = weighed ? kMostSums * gpu.l2_bytes : c.small_heads ? gpu.l2_bytes : 0;
+  cut.first_keys_first = p.mask.right >= 0 && sum_bytes <= most_bytes;
   const int64_t blocks =
       std::max<int64_t>(1, p.batch * p.head_kv * ceil_div(p.kv_len, c.key_tile()));
   const int64_t tiles_of_rows = ceil_div(group * p.q_len, c.key_tile_q);
   const int64_t wanted = int64_t{c.key_blocks} * gpu.sm_count;
-  if (blocks <= kManyWaves * wanted) {
-    // A part of fewer tiles than that spends more on its start than it saves.
-    int64_t most = tiles_of_rows / kLeastRowTiles;
+  // A part of fewer tiles than that spends more on its start than it saves.
+  int64_t most = std::min(tiles_of_rows / kLeastRowTiles, kMaxParts);
+  if (weighed) {
+    const double waves = static_cast<double>(blocks) / static_cast<double>(wanted);
+    const RowCut rows = row_cut(p, c.key_tile(), waves, cut.first_keys_first);
+    for (int64_t parts = 2; parts <= most; ++parts) {
+      if (rows.cost(parts) < rows.cost(cut.row_parts)) cut.row_parts = parts;
+    }
+  } else if (blocks <= kManyWaves * wanted) {
     // With small heads a tile takes so little that parts are short only to fill the GPU.
     if (c.small_heads) {
       most = std::min(most, std::max(tiles_of_rows / kSmallRowTiles, ceil_div(wanted, blocks)));
