@@ -6,7 +6,6 @@
 #include "base/refusal.h"
 #include "layers/ccgqa_weights.h"
 #include "layers/layer.h"
-#include "layers/self_inputs.h"
 
 namespace fovea {
 namespace layers {
@@ -56,20 +55,14 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     return {};
   }
 
-  Status check_forward(const LayerForward<CcgqaWeights>& call, CallCheck& check) const override {
-    check_inputs(call, call.weights, check);
-    check.output("out", call.out, row_dims());
-    return check.finish();
+  RowDims query_dims() const override { return {shape.batch, shape.q_len, o_.embed_dim}; }
+  void check_inputs(CallCheck& check, const LayerInputs& in) const override {
+    check_self_inputs(check, in, query_dims());
+    check_self_positions(check, in, shape, o_.num_heads, cached() ? max_seq_len : shape.q_len);
   }
-
-  Status check_backward(const LayerBackward<CcgqaWeights>& call, CallCheck& check) const override {
-    check_inputs(call, call.weights, check);
-    check.input("dout", call.dout, row_dims());
-    check_self_gradients(check, call.dquery, call.dkey, call.dvalue, row_dims());
-    check.prefix("dweights.");
-    check_ccgqa_weights(check, CallCheck::Weights::kGradients, o_, call.dweights);
-    check.prefix("");
-    return check.finish();
+  void check_weights(CallCheck& check, CallCheck::Weights kind,
+                     const CcgqaWeights& weights) const override {
+    check_ccgqa_weights(check, kind, o_, weights);
   }
 
   void forward(Run& run, const Memory& at, const LayerForward<CcgqaWeights>& call) const override {
@@ -140,7 +133,6 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
   int64_t q_width() const { return o_.num_heads * o_.head_dim; }
   int64_t v_width() const { return o_.num_kv_heads * o_.head_dim; }
   int64_t qk_width() const { return q_width() + v_width(); }
-  RowDims row_dims() const { return {shape.batch, shape.q_len, o_.embed_dim}; }
   TensorView q_of(const TensorView& qk) const {
     return as_heads(columns(qk, 0, q_width()), o_.num_heads);
   }
@@ -212,16 +204,6 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     p.scale = o_.softmax_scale;
     p.tf32 = o_.tf32;
     return p;
-  }
-
-  void check_inputs(const LayerInputs& in, const CcgqaWeights& weights, CallCheck& check) const {
-    check_self_inputs(check, in, row_dims());
-    check.mask(in.mask, shape.masked, shape, o_.num_heads, cached() ? max_seq_len : shape.q_len);
-    check.positions("position_ids", in.position_ids, shape.batch, shape.q_len);
-    check.absent("key_position_ids", in.key_position_ids, "this layer attends to query itself");
-    check.prefix("weights.");
-    check_ccgqa_weights(check, CallCheck::Weights::kRead, o_, weights);
-    check.prefix("");
   }
 
   Prologue prologue(const Memory& at, const LayerInputs& in, const CcgqaWeights& weights,

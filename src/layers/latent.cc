@@ -5,7 +5,6 @@
 #include "api/guard.h"
 #include "layers/latent_options.h"
 #include "layers/layer.h"
-#include "layers/self_inputs.h"
 
 namespace fovea {
 namespace layers {
@@ -59,20 +58,18 @@ class LatentLayer final : public LayerPlan<LatentWeights>::Impl {
     return {};
   }
 
-  Status check_forward(const LayerForward<LatentWeights>& call, CallCheck& check) const override {
-    check_inputs(call, call.weights, check);
-    check.output("out", call.out, row_dims());
-    return check.finish();
+  RowDims query_dims() const override { return {shape.batch, shape.q_len, s_.embed}; }
+  void check_inputs(CallCheck& check, const LayerInputs& in) const override {
+    check_self_inputs(check, in, query_dims());
+    if (cached() && rope_ && !s_.deepseek) {
+      check.absent("position_ids", in.position_ids,
+                   "keys are made again from the cache, where each stands at its own place");
+    }
+    check_self_positions(check, in, shape, s_.heads, cached() ? max_seq_len : shape.q_len);
   }
-
-  Status check_backward(const LayerBackward<LatentWeights>& call, CallCheck& check) const override {
-    check_inputs(call, call.weights, check);
-    check.input("dout", call.dout, row_dims());
-    check_self_gradients(check, call.dquery, call.dkey, call.dvalue, row_dims());
-    check.prefix("dweights.");
-    check_latent_weights(check, CallCheck::Weights::kGradients, s_, call.dweights);
-    check.prefix("");
-    return check.finish();
+  void check_weights(CallCheck& check, CallCheck::Weights kind,
+                     const LatentWeights& weights) const override {
+    check_latent_weights(check, kind, s_, weights);
   }
 
   void forward(Run& run, const Memory& at, const LayerForward<LatentWeights>& call) const override {
@@ -134,7 +131,6 @@ class LatentLayer final : public LayerPlan<LatentWeights>::Impl {
  private:
   int64_t latent_width() const { return s_.kv_latent + s_.rope; }
   bool normed_heads() const { return s_.qk_norm != QkNorm::kNone; }
-  RowDims row_dims() const { return {shape.batch, shape.q_len, s_.embed}; }
   Norm head_norm(const TensorView& weight, const TensorView& bias) const {
     return {s_.qk_norm, norm_eps_, weight, bias};
   }
@@ -171,20 +167,6 @@ class LatentLayer final : public LayerPlan<LatentWeights>::Impl {
     p.dropout = o.dropout;
     p.tf32 = o.tf32;
     return p;
-  }
-
-  void check_inputs(const LayerInputs& in, const LatentWeights& weights, CallCheck& check) const {
-    check_self_inputs(check, in, row_dims());
-    check.mask(in.mask, shape.masked, shape, s_.heads, cached() ? max_seq_len : shape.q_len);
-    if (cached() && rope_ && !s_.deepseek) {
-      check.absent("position_ids", in.position_ids,
-                   "keys are made again from the cache, where each stands at its own place");
-    }
-    check.positions("position_ids", in.position_ids, shape.batch, shape.q_len);
-    check.absent("key_position_ids", in.key_position_ids, "this layer attends to query itself");
-    check.prefix("weights.");
-    check_latent_weights(check, CallCheck::Weights::kRead, s_, weights);
-    check.prefix("");
   }
 
   // [batch, q_len, heads, qk], ready for attention.

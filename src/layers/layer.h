@@ -6,6 +6,7 @@
 #include "layers/attend.h"
 #include "layers/check_call.h"
 #include "layers/check_options.h"
+#include "layers/self_inputs.h"
 
 namespace fovea::layers {
 
@@ -32,16 +33,21 @@ struct LayerParts {
 
 namespace fovea {
 
-// A layer whose weights are a Weights. Calls have been checked for memory; the layer checks
-// tensors.
+// A layer whose weights are a Weights. The plan checks a call by what the layer says of its
+// tensors, and only then runs it.
 template <typename Weights>
 class LayerPlan<Weights>::Impl : public layers::LayerParts {
  public:
   virtual ~Impl() = default;
-  virtual Status check_forward(const LayerForward<Weights>& call,
-                               layers::CallCheck& check) const = 0;
-  virtual Status check_backward(const LayerBackward<Weights>& call,
-                                layers::CallCheck& check) const = 0;
+  virtual layers::RowDims query_dims() const = 0;  // of query, out and their gradients
+  virtual void check_inputs(layers::CallCheck& check, const LayerInputs& in) const = 0;
+  virtual void check_weights(layers::CallCheck& check, layers::CallCheck::Weights kind,
+                             const Weights& weights) const = 0;
+  // Those of key and value; here of a layer that attends to query itself.
+  virtual void check_input_gradients(layers::CallCheck& check,
+                                     const LayerBackward<Weights>& call) const {
+    layers::check_no_key_gradients(check, call.dkey, call.dvalue);
+  }
   virtual void forward(layers::Run& run, const layers::Memory& at,
                        const LayerForward<Weights>& call) const = 0;
   virtual void backward(layers::Run& run, const layers::Memory& at,

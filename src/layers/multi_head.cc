@@ -37,18 +37,15 @@ class MultiHeadLayer final : public LayerPlan<MultiHeadWeights>::Impl {
     return {};
   }
 
-  Status check_forward(const LayerForward<MultiHeadWeights>& call,
-                       CallCheck& check) const override {
-    check_inputs(call, call.weights, check);
-    check.output("out", call.out, query_dims());
-    return check.finish();
+  RowDims query_dims() const override { return {shape.batch, shape.q_len, embed_}; }
+  void check_inputs(CallCheck& check, const LayerInputs& in) const override {
+    check.input("query", in.query, query_dims());
+    check.input(in.key.given() ? "key" : "key (= query)", key_of(in), key_dims());
+    check.input(in.value.given() ? "value" : "value (= key)", value_of(in), value_dims());
+    heads_.check_inputs(check, *this, in);
   }
-
-  Status check_backward(const LayerBackward<MultiHeadWeights>& call,
-                        CallCheck& check) const override {
-    check_inputs(call, call.weights, check);
-    check.input("dout", call.dout, query_dims());
-    check.optional_output("dquery", call.dquery, query_dims());
+  void check_input_gradients(CallCheck& check,
+                             const LayerBackward<MultiHeadWeights>& call) const override {
     if (call.key.given()) {
       check.optional_output("dkey", call.dkey, key_dims());
     } else {
@@ -59,10 +56,19 @@ class MultiHeadLayer final : public LayerPlan<MultiHeadWeights>::Impl {
     } else {
       check.absent("dvalue", call.dvalue, "value is not: its gradient is with key's");
     }
-    check.prefix("dweights.");
-    check_weights(call.dweights, CallCheck::Weights::kGradients, check);
-    check.prefix("");
-    return check.finish();
+  }
+  void check_weights(CallCheck& check, CallCheck::Weights kind,
+                     const MultiHeadWeights& w) const override {
+    const Dim heads{"num_heads * head_dim", width_}, embed{"embed_dim", embed_};
+    check.weight(kind, "q", w.q, {heads, embed});
+    check.weight(kind, "k", w.k, {heads, {"kdim", kdim_}});
+    check.weight(kind, "v", w.v, {heads, {"vdim", vdim_}});
+    check.weight(kind, "out", w.out, {embed, heads});
+    check.bias(kind, bias_, "q_bias", w.q_bias, heads);
+    check.bias(kind, bias_, "k_bias", w.k_bias, heads);
+    check.bias(kind, bias_, "v_bias", w.v_bias, heads);
+    check.bias(kind, bias_, "out_bias", w.out_bias, embed);
+    heads_.check_norm(check, kind, w.norm);
   }
 
   void forward(Run& run, const Memory& at,
@@ -116,33 +122,8 @@ class MultiHeadLayer final : public LayerPlan<MultiHeadWeights>::Impl {
             as_heads(at.at(v), heads_count_)};
   }
 
-  RowDims query_dims() const { return {shape.batch, shape.q_len, embed_}; }
   RowDims key_dims() const { return {shape.batch, shape.kv_len, kdim_, "kv_len", "kdim"}; }
   RowDims value_dims() const { return {shape.batch, shape.kv_len, vdim_, "kv_len", "vdim"}; }
-
-  void check_inputs(const LayerInputs& in, const MultiHeadWeights& weights,
-                    CallCheck& check) const {
-    check.input("query", in.query, query_dims());
-    check.input(in.key.given() ? "key" : "key (= query)", key_of(in), key_dims());
-    check.input(in.value.given() ? "value" : "value (= key)", value_of(in), value_dims());
-    heads_.check_inputs(check, *this, in);
-    check.prefix("weights.");
-    check_weights(weights, CallCheck::Weights::kRead, check);
-    check.prefix("");
-  }
-
-  void check_weights(const MultiHeadWeights& w, CallCheck::Weights kind, CallCheck& check) const {
-    const Dim heads{"num_heads * head_dim", width_}, embed{"embed_dim", embed_};
-    check.weight(kind, "q", w.q, {heads, embed});
-    check.weight(kind, "k", w.k, {heads, {"kdim", kdim_}});
-    check.weight(kind, "v", w.v, {heads, {"vdim", vdim_}});
-    check.weight(kind, "out", w.out, {embed, heads});
-    check.bias(kind, bias_, "q_bias", w.q_bias, heads);
-    check.bias(kind, bias_, "k_bias", w.k_bias, heads);
-    check.bias(kind, bias_, "v_bias", w.v_bias, heads);
-    check.bias(kind, bias_, "out_bias", w.out_bias, embed);
-    heads_.check_norm(check, kind, w.norm);
-  }
 
   int64_t embed_ = 0, kdim_ = 0, vdim_ = 0;
   int64_t heads_count_ = 0, width_ = 0;

@@ -90,7 +90,11 @@ Status LayerPlan<Weights>::forward(const LayerForward<Weights>& call, Workspace 
   return guarded<Status>([&]() -> Status {
     const Impl& layer = *impl_;
     CallCheck check("forward", layer.device, layer.dtype);
-    if (Status s = layer.check_forward(call, check); !s.ok()) return s;
+    layer.check_inputs(check, call);
+    check.prefix("weights.");
+    layer.check_weights(check, CallCheck::Weights::kRead, call.weights);
+    check.prefix("");
+    check.output("out", call.out, layer.query_dims());
     check.cache(call.cache, layer.shape, layer.max_seq_len);
     if (check.ok() && call.cache != nullptr) {
       check_cache_tensors(check, *call.cache, layer.cache_views());
@@ -117,7 +121,16 @@ Status LayerPlan<Weights>::backward(const LayerBackward<Weights>& call, Workspac
                     must("be kTraining for a backward pass"));
     }
     CallCheck check("backward", layer.device, layer.dtype);
-    if (Status s = layer.check_backward(call, check); !s.ok()) return s;
+    layer.check_inputs(check, call);
+    check.prefix("weights.");
+    layer.check_weights(check, CallCheck::Weights::kRead, call.weights);
+    check.prefix("");
+    check.input("dout", call.dout, layer.query_dims());
+    check.optional_output("dquery", call.dquery, layer.query_dims());
+    layer.check_input_gradients(check, call);
+    check.prefix("dweights.");
+    layer.check_weights(check, CallCheck::Weights::kGradients, call.dweights);
+    check.prefix("");
     check.memory(workspace, workspace_bytes(Pass::kBackward));
     check.saved(saved, saved_bytes());
     if (Status s = check.finish(); !s.ok()) return s;

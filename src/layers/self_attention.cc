@@ -4,7 +4,6 @@
 #include "api/guard.h"
 #include "base/refusal.h"
 #include "layers/heads.h"
-#include "layers/self_inputs.h"
 
 namespace fovea {
 namespace layers {
@@ -30,20 +29,20 @@ class FusedLayer final : public LayerPlan<FusedWeights>::Impl {
     return {};
   }
 
-  Status check_forward(const LayerForward<FusedWeights>& call, CallCheck& check) const override {
-    check_inputs(call, call.weights, check);
-    check.output("out", call.out, row_dims());
-    return check.finish();
+  RowDims query_dims() const override { return {shape.batch, shape.q_len, embed_}; }
+  void check_inputs(CallCheck& check, const LayerInputs& in) const override {
+    check_self_inputs(check, in, query_dims());
+    heads_.check_inputs(check, *this, in);
   }
-
-  Status check_backward(const LayerBackward<FusedWeights>& call, CallCheck& check) const override {
-    check_inputs(call, call.weights, check);
-    check.input("dout", call.dout, row_dims());
-    check_self_gradients(check, call.dquery, call.dkey, call.dvalue, row_dims());
-    check.prefix("dweights.");
-    check_weights(call.dweights, CallCheck::Weights::kGradients, check);
-    check.prefix("");
-    return check.finish();
+  void check_weights(CallCheck& check, CallCheck::Weights kind,
+                     const FusedWeights& w) const override {
+    const Dim qkv{"(num_heads + 2 num_kv_heads) * head_dim", qkv_width()};
+    const Dim embed{"embed_dim", embed_}, heads{"num_heads * head_dim", out_width()};
+    check.weight(kind, "qkv", w.qkv, {qkv, embed});
+    check.weight(kind, "out", w.out, {embed, heads});
+    check.bias(kind, bias_, "qkv_bias", w.qkv_bias, qkv);
+    check.bias(kind, bias_, "out_bias", w.out_bias, embed);
+    heads_.check_norm(check, kind, w.norm);
   }
 
   void forward(Run& run, const Memory& at, const LayerForward<FusedWeights>& call) const override {
@@ -79,26 +78,6 @@ class FusedLayer final : public LayerPlan<FusedWeights>::Impl {
     return {as_heads(columns(qkv, 0, out_width()), sizes_.heads),
             as_heads(columns(qkv, out_width(), kv), sizes_.heads_kv),
             as_heads(columns(qkv, out_width() + kv, kv), sizes_.heads_kv)};
-  }
-
-  RowDims row_dims() const { return {shape.batch, shape.q_len, embed_}; }
-
-  void check_inputs(const LayerInputs& in, const FusedWeights& weights, CallCheck& check) const {
-    check_self_inputs(check, in, row_dims());
-    heads_.check_inputs(check, *this, in);
-    check.prefix("weights.");
-    check_weights(weights, CallCheck::Weights::kRead, check);
-    check.prefix("");
-  }
-
-  void check_weights(const FusedWeights& w, CallCheck::Weights kind, CallCheck& check) const {
-    const Dim qkv{"(num_heads + 2 num_kv_heads) * head_dim", qkv_width()};
-    const Dim embed{"embed_dim", embed_}, heads{"num_heads * head_dim", out_width()};
-    check.weight(kind, "qkv", w.qkv, {qkv, embed});
-    check.weight(kind, "out", w.out, {embed, heads});
-    check.bias(kind, bias_, "qkv_bias", w.qkv_bias, qkv);
-    check.bias(kind, bias_, "out_bias", w.out_bias, embed);
-    heads_.check_norm(check, kind, w.norm);
   }
 
   int64_t embed_ = 0;

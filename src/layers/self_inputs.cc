@@ -24,10 +24,15 @@ void check_self_inputs(CallCheck& check, const LayerInputs& in, const RowDims& d
   }
 }
 
-void check_self_gradients(CallCheck& check, const TensorView& dquery, const TensorView& dkey,
-                          const TensorView& dvalue, const RowDims& dims) {
+void check_self_positions(CallCheck& check, const LayerInputs& in, const LayerShape& shape,
+                          int64_t heads, int64_t keys) {
+  check.mask(in.mask, shape.masked, shape, heads, keys);
+  check.positions("position_ids", in.position_ids, shape.batch, shape.q_len);
+  check.absent("key_position_ids", in.key_position_ids, "this layer attends to query itself");
+}
+
+void check_no_key_gradients(CallCheck& check, const TensorView& dkey, const TensorView& dvalue) {
   constexpr const char* kWhy = "this layer attends to query itself: all is in dquery";
-  check.optional_output("dquery", dquery, dims);
   check.absent("dkey", dkey, kWhy);
   check.absent("dvalue", dvalue, kWhy);
 }

@@ -8,7 +8,10 @@ namespace fovea::layers {
 // key and value may be given as layer(x, x, x) would: then they are query itself, never a mask.
 void check_self_inputs(CallCheck& check, const LayerInputs& in, const RowDims& dims);
 
-void check_self_gradients(CallCheck& check, const TensorView& dquery, const TensorView& dkey,
-                          const TensorView& dvalue, const RowDims& dims);
+// A mask of scores, positions of tokens, and none of keys besides.
+void check_self_positions(CallCheck& check, const LayerInputs& in, const LayerShape& shape,
+                          int64_t heads, int64_t keys);
+
+void check_no_key_gradients(CallCheck& check, const TensorView& dkey, const TensorView& dvalue);
 
 }  // namespace fovea::layers

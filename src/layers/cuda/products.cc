@@ -94,8 +94,7 @@ struct Products::Choice {
   bool found = false;
 
   Status bind(const Product& p) {
-    const void* const vector = p.bias != nullptr ? p.bias : p.row_sums;
-    return to_status(set(description.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector),
+    return to_status(set(description.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.vector()),
                      "layer: describing a product");
   }
 };
@@ -120,7 +119,7 @@ Products::Key Products::key_of(const Product& p) {
            alignment_of(p.a.data),
            alignment_of(p.b.data),
            alignment_of(p.c.data),
-           alignment_of(p.bias != nullptr ? p.bias : p.row_sums)}};
+           alignment_of(p.vector())}};
 }
 
 Result<std::shared_ptr<Products::Choice>> Products::choice_of(const Product& p) const {
@@ -161,7 +160,7 @@ Result<std::shared_ptr<Products::Choice>> Products::choose(const Product& p) con
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(p.c.data));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(p.c.data));
   if (Status s = to_status(calls.status(), "layer: describing a product"); !s.ok()) return s;
-  if (p.bias != nullptr || p.row_sums != nullptr) {
+  if (p.vector() != nullptr) {
     if (Status s = choice->bind(p); !s.ok()) return s;
   }
   cublasLtMatmulHeuristicResult_t result{};
@@ -173,8 +172,7 @@ Result<std::shared_ptr<Products::Choice>> Products::choose(const Product& p) con
     return to_status(asked, "layer: choosing an algorithm for a product");
   }
   // Heuristics know nothing of a vector's alignment, and kernels trap over it.
-  const void* const vector = p.bias != nullptr ? p.bias : p.row_sums;
-  choice->found = asked == CUBLAS_STATUS_SUCCESS && count > 0 && alignment_of(vector) >= 16;
+  choice->found = asked == CUBLAS_STATUS_SUCCESS && count > 0 && alignment_of(p.vector()) >= 16;
   choice->algorithm = result.algo;
   return choice;
 }
@@ -199,7 +197,7 @@ Status Products::run(const Product& p, void* scratch, cudaStream_t stream) const
                                           show(p.cols) + " in " + show(dtype_) + bias};
   }
   std::unique_lock<std::mutex> mine;
-  if (p.bias != nullptr || p.row_sums != nullptr) {
+  if (p.vector() != nullptr) {
     mine = std::unique_lock(choice.mutex);
     if (Status s = choice.bind(p); !s.ok()) return s;
   }

@@ -36,6 +36,9 @@ struct Product {
   Write write = Write::kSet;
   const void* bias = nullptr;  // [cols], added to every row
   void* row_sums = nullptr;    // [rows]: also gives the sums of a over its depth; not with a bias
+
+  // The vector that goes with the matrices, if there is one.
+  const void* vector() const { return bias != nullptr ? bias : row_sums; }
 };
 
 class Products {
