@@ -48,8 +48,6 @@ Status Calls::run_there(Pass pass) {
   if (Status s = there_->upload(); !s.ok()) return named(s);
   DeviceWorkspace workspace(plan_.workspace_bytes(pass) + scratch_.extra, device_.index);
   if (Status s = workspace.fill(scratch_.byte); !s.ok()) return named(s);
-  // What the copies queued must be there before a plan's own stream may read it.
-  if (Status s = wait_for_device(device_.index); !s.ok()) return named(s);
   Status called = pass == Pass::kForward ? plan_.forward(there_->forward(), workspace.view())
                                          : plan_.backward(there_->backward(), workspace.view());
   if (!called.ok()) return called;

@@ -46,8 +46,10 @@ Status DeviceWorkspace::fill(int byte) {
   if (Status s = use(index_); !s.ok()) return s;
   const int canary = static_cast<int>(GuardedBuffer::kCanary);
   Status s = status_of(cudaMemset(block_.data(), canary, bytes_ + kGuards), "cudaMemset");
-  if (!s.ok() || bytes_ == 0) return s;
-  return status_of(cudaMemset(view().data, byte, bytes_), "cudaMemset");
+  if (s.ok() && bytes_ > 0) {
+    s = status_of(cudaMemset(view().data, byte, bytes_), "cudaMemset");
+  }
+  return s.ok() ? wait_for_device(index_) : s;
 }
 
 Result<bool> DeviceWorkspace::canaries_intact() const {
@@ -82,7 +84,7 @@ Status DeviceCopies::upload() {
                   "cudaMemcpy");
     if (!s.ok()) return s;
   }
-  return {};
+  return wait_for_device(index_);
 }
 
 Status DeviceCopies::download() {

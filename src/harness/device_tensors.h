@@ -3,9 +3,12 @@
 //
 //   DeviceTensors there(tensors, 0);
 //   DeviceWorkspace workspace(plan.workspace_bytes(Pass::kForward), 0);
-//   Status s = there.upload();                       // then workspace.fill(kPoisonByte)
+//   Status s = there.upload();                       // waits; then workspace.fill(kPoisonByte)
 //   s = plan.forward(there.forward(), workspace.view());
 //   s = there.download();                            // waits; then tensors.canaries_intact(), ...
+//
+// What fills memory has filled it when it returns: streams of tests and of plans do not wait for
+// the one that copies are queued on.
 //
 // Only in builds with CUDA (FOVEA_WITH_CUDA).
 #pragma once

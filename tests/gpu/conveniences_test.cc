@@ -53,7 +53,6 @@ TEST_F(Conveniences, GiveThePlansBits) {
       for (const cudaStream_t stream : {cudaStream_t{nullptr}, own.get()}) {
         found.poison_outputs();
         expect_ok(there.upload());
-        expect_ok(harness::wait_for_device(device_.index));
         expect_ok(attention_forward(c.problem, there.forward(), {stream}));
         expect_ok(attention_backward(c.problem, there.backward(), {stream}));
         expect_ok(there.download());

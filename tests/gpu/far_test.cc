@@ -142,8 +142,8 @@ class FarCase {
     harness::DeviceWorkspace space(plan.workspace_bytes(Pass::kForward), index);
     harness::DeviceWorkspace back(plan.workspace_bytes(Pass::kBackward), index);
     for (const Status& s : {space.fill(harness::kPoisonByte), back.fill(harness::kPoisonByte),
-                            harness::wait_for_device(index), plan.forward(forward, space.view()),
-                            plan.backward(t_, back.view()), harness::wait_for_device(index)}) {
+                            plan.forward(forward, space.view()), plan.backward(t_, back.view()),
+                            harness::wait_for_device(index)}) {
       ASSERT_TRUE(s.ok()) << s.message();
     }
     for (const auto& [from, to] : {std::pair(t_.out, here.out), std::pair(t_.dq, here.dq),

@@ -47,6 +47,7 @@ void DeviceCopies::upload() const {
     expect_success(
         cudaMemcpy(copy.block.data(), copy.host.data, copy.bytes, cudaMemcpyHostToDevice));
   }
+  expect_success(cudaDeviceSynchronize());
 }
 
 void DeviceCopies::download() const {

@@ -25,8 +25,8 @@ class DeviceCopies {
   }
   LayerInputs there(const LayerInputs& in);
 
-  void upload() const;
-  void download() const;  // waits; all of it, inputs too
+  void upload() const;    // both wait: streams of tests do not wait for the one that copies
+  void download() const;  // all of it, inputs too
 
  private:
   struct Copy {
@@ -86,7 +86,6 @@ class LayerOnDevice {
   void reset() {
     for (PoisonedMemory* memory : {&forward_, &backward_, &saved_}) memory->fill();
     copies_.upload();
-    ASSERT_CUDA(cudaDeviceSynchronize());
   }
   void launch(cudaStream_t stream) {
     const Status forward = plan_.forward(call_, forward_, saved_, {stream});

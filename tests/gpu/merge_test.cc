@@ -90,7 +90,6 @@ void expect_ok(const Status& s) { EXPECT_TRUE(s.ok()) << s.message(); }
 
 void upload(const Parts& parts) {
   for (const auto& part : parts) expect_ok(part->there.upload());
-  expect_ok(harness::wait_for_device(0));
 }
 
 std::vector<PartialResult> views(const Parts& parts,

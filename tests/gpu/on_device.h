@@ -12,7 +12,7 @@ class OnDevice {
  public:
   OnDevice(const Engine& engine, const harness::Case& c);
 
-  // The inputs, outputs of NaN, workspaces of NaN; waits until they are there.
+  // The inputs, outputs of NaN, workspaces of NaN.
   void reset();
   // Queues forward, and backward where the case asks.
   Status launch(cudaStream_t stream);

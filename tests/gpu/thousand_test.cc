@@ -53,7 +53,7 @@ class Subject {
     size_t bytes = 0;
     for (const TensorView& t : outputs_) bytes += bytes_of(t);
     found_.resize(bytes);
-    return harness::wait_for_device(0);
+    return {};
   }
 
   // The passes on poisoned outputs, with copies beside them on every other call.

@@ -26,8 +26,6 @@ class CudaContender : public Contender {
 
   Status produce(BenchPass pass) override {
     if (Status done = there_.upload(); !done.ok()) return done;
-    // What the copies queued must be there before another stream reads it.
-    if (Status done = harness::wait_for_device(device_); !done.ok()) return done;
     if (Status done = launch(pass, {}); !done.ok()) return done;
     return there_.download();
   }

