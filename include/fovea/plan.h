@@ -32,11 +32,20 @@ enum class SoftmaxRule {
   kRunningMax,  // the largest score so far, always
 };
 
+// How the reference engine computes, and the layers on it.
+enum class Arithmetic {
+  kExact,  // in float64, each result rounded once
+  // As a framework does without fused kernels: every intermediate tensor rounded to the dtype, sums
+  // in f32, one term after the other. Its error is what errors of engines are measured by.
+  kPlain,
+};
+
 struct PlanOptions {
   std::string
       backend;      // a name from `fovea info` ("cpu", "reference"); empty: the best that takes it
   int threads = 0;  // CPU engines; 0: FOVEA_NUM_THREADS, or all cores this process may use
-  SoftmaxRule softmax = SoftmaxRule::kAny;  // Hopper engine; the others have one way
+  SoftmaxRule softmax = SoftmaxRule::kAny;     // Hopper engine; the others have one way
+  Arithmetic arithmetic = Arithmetic::kExact;  // reference engine; the others have one way
 };
 
 class Plan {

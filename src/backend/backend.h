@@ -29,6 +29,7 @@ struct DeviceInfo {
   std::string isa;  // CPU: instruction set the engine will use, "avx512"
   GpuInfo gpu;      // CUDA devices
   SoftmaxRule softmax = SoftmaxRule::kAny;
+  Arithmetic arithmetic = Arithmetic::kExact;
   friend bool operator==(const DeviceInfo&, const DeviceInfo&) = default;
 };
 

@@ -9,7 +9,6 @@
 namespace fovea::harness {
 namespace {
 
-using reference::Arithmetic;
 using reference::GroupSample;
 using reference::StatsFrom;
 

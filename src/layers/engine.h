@@ -116,6 +116,9 @@ struct EngineNeeds {
   int64_t positions = 0;  // that its table should hold; others are computed when they come
   int64_t head_dim = 0;
   int64_t sums = 0;  // the most columns whose sums over rows a step is asked for
+  // CPU: every sum is one running sum in order, in the type that the dtype is computed in: the
+  // plain formula, whose error is the yardstick of other engines.
+  bool plain_sums = false;
   Tf32 tf32 = Tf32::kForbidden;
 };
 

@@ -6,7 +6,9 @@
 namespace fovea::layers {
 
 Status LayerParts::make_steps(const LayerShape& with, DType type, int64_t room, Device on,
-                              const PlanOptions& options, const EngineNeeds& needs) {
+                              const PlanOptions& options, EngineNeeds needs) {
+  needs.plain_sums =
+      options.backend == reference_backend().name() && options.arithmetic == Arithmetic::kPlain;
   shape = with_kv_len(with);
   device = on;
   dtype = type;

@@ -22,7 +22,7 @@ struct LayerParts {
 
   // The engine and its scratch; after it, memory and attend.
   Status make_steps(const LayerShape& with, DType type, int64_t room, Device on,
-                    const PlanOptions& options, const EngineNeeds& needs);
+                    const PlanOptions& options, EngineNeeds needs);
   Status make_attend(AttentionProblem problem, Position position, const PlanOptions& options);
 
   bool cached() const { return shape.use == LayerUse::kCached; }

@@ -75,6 +75,7 @@ Result<DeviceInfo> discover(Device device, const PlanOptions& options) {
   info.device = Device::cpu();  // there is one CPU; an index given to it means nothing
   info.threads = *threads;
   info.softmax = options.softmax;
+  info.arithmetic = options.arithmetic;
   info.isa = cpu_isa_name();
   const auto& have = cpu_isas();
   if (std::find(have.begin(), have.end(), info.isa) == have.end()) {

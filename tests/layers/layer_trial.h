@@ -15,6 +15,9 @@
 
 namespace fovea::test {
 
+// A layer planned with it computes the plain formula in its dtype.
+inline const PlanOptions kPlainFormula{.backend = "reference", .arithmetic = Arithmetic::kPlain};
+
 // Elements of a contiguous tensor of any float type, as doubles.
 double element(const TensorView& t, int64_t i);
 void set_element(const TensorView& t, int64_t i, double x);
@@ -22,7 +25,9 @@ void set_element(const TensorView& t, int64_t i, double x);
 // Tensors that live as long as it does; views stay valid as more are made.
 class TensorStore {
  public:
-  explicit TensorStore(DType dtype = DType::kF64) : dtype_(dtype) {}
+  static constexpr uint64_t kSeed = 7;
+  explicit TensorStore(DType dtype = DType::kF64, uint64_t seed = kSeed)
+      : dtype_(dtype), random_(seed) {}
 
   TensorView blank(std::initializer_list<int64_t> sizes);  // NaN in every element
   TensorView like(const TensorView& t);
@@ -33,7 +38,7 @@ class TensorStore {
 
  private:
   DType dtype_;
-  std::mt19937_64 random_{7};
+  std::mt19937_64 random_;
   std::deque<std::vector<std::byte>> memory_;
 };
 
@@ -93,10 +98,14 @@ struct Trial {
     });
   }
 
-  double loss() {
+  void infer() {
     const Scratch workspace(plan.workspace_bytes(Pass::kForward)), saved(plan.saved_bytes());
     const Status done = plan.forward(call, workspace, saved);
     EXPECT_TRUE(done.ok()) << done.message();
+  }
+
+  double loss() {
+    infer();
     return dot(call.out, back.dout);
   }
 

@@ -1,12 +1,15 @@
-// The oracle as an engine: the contract in float64, rounded once, into the caller's tensors. The
-// backward pass takes out and lse as they are given, so that merged parts work.
+// The oracle as an engine: the contract in float64, rounded once, into the caller's tensors; or, on
+// demand, by the plain formula in the problem's dtype. The backward pass takes out and lse as they
+// are given, so that merged parts work.
 #include "backend/backend.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "backend/reference/head_rows.h"
 #include "backend/reference/rows_io.h"
 #include "backend/reference/threads.h"
+#include "base/ceil_div.h"
 
 namespace fovea {
 namespace reference {
@@ -14,27 +17,31 @@ namespace {
 
 constexpr int64_t kBiasRows = 16;  // rows of dbias made together, to load keys less often
 
-// Scratch of one thread, in doubles.
+// Scratch of one thread.
+template <typename N>
 struct ThreadScratch {
-  double* rows;   // HeadRows
-  double* out;    // [dim_v]
-  double* dout;   // [dim_v]
-  double* dq;     // [dim_qk]
-  double* dk;     // [kv_len, dim_qk]; kBackward, as are those below
-  double* dv;     // [kv_len, dim_v]
-  double* dbias;  // [kBiasRows, kv_len]
+  using Real = typename N::Real;
 
-  static int64_t doubles(const AttentionProblem& p, Pass pass) {
-    const auto rows = static_cast<int64_t>(HeadRows<Exact>::scratch_reals(p, p.kv_len));
+  Real* rows;   // HeadRows
+  Real* out;    // [dim_v]
+  Real* dout;   // [dim_v]
+  Real* dq;     // [dim_qk]
+  Real* dk;     // [kv_len, dim_qk]; kBackward, as are those below
+  Real* dv;     // [kv_len, dim_v]
+  Real* dbias;  // [kBiasRows, kv_len]
+
+  static int64_t reals(const AttentionProblem& p, Pass pass) {
+    const auto rows = static_cast<int64_t>(HeadRows<N>::scratch_reals(p, p.kv_len));
     const int64_t forward = rows + 2 * p.dim_v + p.dim_qk;
-    if (pass == Pass::kForward) return forward;
-    const bool bias = has(p.features, Feature::kBias);
-    return forward + p.kv_len * (p.dim_qk + p.dim_v + (bias ? kBiasRows : 0));
+    const int64_t bias = has(p.features, Feature::kBias) ? kBiasRows : 0;
+    const int64_t backward = pass == Pass::kForward ? 0 : p.kv_len * (p.dim_qk + p.dim_v + bias);
+    constexpr int64_t kAlign = sizeof(double) / sizeof(Real);  // which HeadRows asks for
+    return ceil_div(forward + backward, kAlign) * kAlign;
   }
 
   ThreadScratch(const AttentionProblem& p, Pass pass, Workspace workspace, int thread) {
-    rows = static_cast<double*>(workspace.data) + thread * doubles(p, pass);
-    out = rows + HeadRows<Exact>::scratch_reals(p, p.kv_len);
+    rows = static_cast<Real*>(workspace.data) + thread * reals(p, pass);
+    out = rows + HeadRows<N>::scratch_reals(p, p.kv_len);
     dout = out + p.dim_v;
     dq = dout + p.dim_v;
     dk = dq + p.dim_qk;
@@ -43,24 +50,30 @@ struct ThreadScratch {
   }
 };
 
+template <typename N>
 class ReferenceKernel : public BoundKernel {
+  using Real = typename N::Real;
+  using Scratch = ThreadScratch<N>;
+  static constexpr bool kExact = std::is_same_v<N, Exact>;
+
  public:
   ReferenceKernel(const AttentionProblem& problem, int threads)
       : problem_(problem),
         group_(problem.head_kv > 0 ? problem.head_q / problem.head_kv : 0),
         threads_(std::max(1, threads)) {}
 
-  std::string name() const override { return "reference/f64"; }
+  std::string name() const override { return kExact ? "reference/f64" : "reference/plain"; }
   std::string describe() const override {
-    return "float64, one query row at a time, " + std::to_string(threads_) + " threads";
+    return std::string(kExact ? "float64" : "the plain formula in the dtype") +
+           ", one query row at a time, " + std::to_string(threads_) + " threads";
   }
   size_t workspace_bytes(Pass pass) const override {
-    return static_cast<size_t>(threads_ * ThreadScratch::doubles(problem_, pass)) * sizeof(double);
+    return static_cast<size_t>(threads_ * Scratch::reals(problem_, pass)) * sizeof(Real);
   }
 
   Status forward(const ForwardTensors& t, Workspace workspace, Stream) const override {
     for_each_unit(threads_, problem_.batch * problem_.head_kv, [&](int thread, auto u) {
-      ThreadScratch scratch(problem_, Pass::kForward, workspace, thread);
+      Scratch scratch(problem_, Pass::kForward, workspace, thread);
       forward_group(t, u / problem_.head_kv, u % problem_.head_kv, scratch);
     });
     return {};
@@ -68,7 +81,7 @@ class ReferenceKernel : public BoundKernel {
 
   Status backward(const BackwardTensors& t, Workspace workspace, Stream) const override {
     for_each_unit(threads_, problem_.batch * problem_.head_kv, [&](int thread, auto u) {
-      ThreadScratch scratch(problem_, Pass::kBackward, workspace, thread);
+      Scratch scratch(problem_, Pass::kBackward, workspace, thread);
       backward_group(t, u / problem_.head_kv, u % problem_.head_kv, scratch);
     });
     if (t.dbias.given()) bias_gradient(t, workspace);
@@ -78,12 +91,12 @@ class ReferenceKernel : public BoundKernel {
 
  private:
   void forward_group(const ForwardTensors& t, int64_t b, int64_t head_kv,
-                     const ThreadScratch& scratch) const {
-    HeadRows<Exact> rows(problem_, t, problem_.kv_len, scratch.rows);
+                     const Scratch& scratch) const {
+    HeadRows<N> rows(problem_, t, problem_.kv_len, scratch.rows);
     rows.select(b, head_kv);
     for (int64_t h = head_kv * group_; h < (head_kv + 1) * group_; ++h) {
       for (int64_t i = 0; i < rows.sequence().q_len; ++i) {
-        const double lse = HeadRows<Exact>::lse_of(rows.softmax(h, i));
+        const double lse = HeadRows<N>::lse_of(rows.softmax(h, i));
         rows.output(scratch.out);
         store(t.out, query_row(t.out, rows.sequence(), h, i), problem_.dim_v, scratch.out);
         if (t.lse.given()) store(t.lse, lse_element(t.lse, rows.sequence(), h, i), 1, &lse);
@@ -92,10 +105,10 @@ class ReferenceKernel : public BoundKernel {
   }
 
   // lse and delta of a row from the tensors of the call; dout is left in the scratch.
-  RowStats<double> given_stats(const BackwardTensors& t, const Sequence& sequence, int64_t h,
-                               int64_t i, const ThreadScratch& scratch) const {
+  RowStats<Real> given_stats(const BackwardTensors& t, const Sequence& sequence, int64_t h,
+                             int64_t i, const Scratch& scratch) const {
     const auto lse = load_one<double>(t.lse, lse_element(t.lse, sequence, h, i));
-    auto stats = HeadRows<Exact>::stats_of(lse);
+    auto stats = HeadRows<N>::stats_of(lse);
     load(t.dout, query_row(t.dout, sequence, h, i), problem_.dim_v, scratch.dout);
     load(t.out, query_row(t.out, sequence, h, i), problem_.dim_v, scratch.out);
     stats.delta = delta_of(t, sequence, h, i, problem_.dim_v, scratch.dout, scratch.out);
@@ -103,18 +116,18 @@ class ReferenceKernel : public BoundKernel {
   }
 
   void backward_group(const BackwardTensors& t, int64_t b, int64_t head_kv,
-                      const ThreadScratch& scratch) const {
+                      const Scratch& scratch) const {
     const int64_t dim_qk = problem_.dim_qk, dim_v = problem_.dim_v;
-    HeadRows<Exact> rows(problem_, t, problem_.kv_len, scratch.rows);
+    HeadRows<N> rows(problem_, t, problem_.kv_len, scratch.rows);
     rows.select(b, head_kv);
     const Sequence& sequence = rows.sequence();
     // Dense tensors have kv_len rows even where the key length is shorter: those gradients are 0.
     const int64_t written = problem_.layout == Layout::kPacked ? sequence.kv_len : problem_.kv_len;
-    std::fill_n(scratch.dk, written * dim_qk, 0.0);
-    std::fill_n(scratch.dv, written * dim_v, 0.0);
+    std::fill_n(scratch.dk, written * dim_qk, Real{0});
+    std::fill_n(scratch.dv, written * dim_v, Real{0});
     for (int64_t h = head_kv * group_; h < (head_kv + 1) * group_; ++h) {
       for (int64_t i = 0; i < sequence.q_len; ++i) {
-        const RowStats<double> stats = given_stats(t, sequence, h, i, scratch);
+        const RowStats<Real> stats = given_stats(t, sequence, h, i, scratch);
         rows.softmax(h, i, stats);
         rows.differentiate(scratch.dout, stats.delta);
         rows.dq(scratch.dq);
@@ -136,7 +149,7 @@ class ReferenceKernel : public BoundKernel {
     const auto& sizes = t.dbias.sizes;
     const int64_t blocks = (sizes[2] + kBiasRows - 1) / kBiasRows;
     for_each_unit(threads_, sizes[0] * sizes[1] * blocks, [&](int thread, int64_t u) {
-      ThreadScratch scratch(problem_, Pass::kBackward, workspace, thread);
+      Scratch scratch(problem_, Pass::kBackward, workspace, thread);
       const int64_t first = u % blocks * kBiasRows;
       bias_rows(t, u / blocks / sizes[1], u / blocks % sizes[1], first,
                 std::min(kBiasRows, sizes[2] - first), scratch);
@@ -144,11 +157,11 @@ class ReferenceKernel : public BoundKernel {
   }
 
   void bias_rows(const BackwardTensors& t, int64_t bias_b, int64_t bias_h, int64_t first,
-                 int64_t count, const ThreadScratch& scratch) const {
+                 int64_t count, const Scratch& scratch) const {
     const auto& sizes = t.dbias.sizes;
     const int64_t kv_len = problem_.kv_len;
-    std::fill_n(scratch.dbias, count * kv_len, 0.0);
-    HeadRows<Exact> rows(problem_, t, kv_len, scratch.rows);
+    std::fill_n(scratch.dbias, count * kv_len, Real{0});
+    HeadRows<N> rows(problem_, t, kv_len, scratch.rows);
     const int64_t b_end = sizes[0] == 1 ? problem_.batch : bias_b + 1;
     const int64_t h_end = sizes[1] == 1 ? problem_.head_q : bias_h + 1;
     for (int64_t b = bias_b; b < b_end; ++b) {
@@ -158,7 +171,7 @@ class ReferenceKernel : public BoundKernel {
         const int64_t q_len = rows.sequence().q_len;
         const bool one = sizes[2] == 1;
         for (int64_t i = first; i < (one ? q_len : std::min(first + count, q_len)); ++i) {
-          const RowStats<double> stats = given_stats(t, rows.sequence(), h, i, scratch);
+          const RowStats<Real> stats = given_stats(t, rows.sequence(), h, i, scratch);
           rows.softmax(h, i, stats);
           rows.differentiate(scratch.dout, stats.delta);
           rows.add_dbias(scratch.dbias + (one ? 0 : i - first) * kv_len);
@@ -177,15 +190,15 @@ class ReferenceKernel : public BoundKernel {
 
   // dsink_h = -sum over batch and queries of p_sink * delta.
   void sink_gradient(const BackwardTensors& t, Workspace workspace) const {
-    ThreadScratch scratch(problem_, Pass::kBackward, workspace, 0);
-    HeadRows<Exact> rows(problem_, t, problem_.kv_len, scratch.rows);
+    Scratch scratch(problem_, Pass::kBackward, workspace, 0);
+    HeadRows<N> rows(problem_, t, problem_.kv_len, scratch.rows);
     for (int64_t h = 0; h < problem_.head_q; ++h) {
-      double sum = 0;
+      Real sum = 0;
       for (int64_t b = 0; b < problem_.batch; ++b) {
         const Sequence sequence = sequence_at(problem_, t, b);
         for (int64_t i = 0; i < sequence.q_len; ++i) {
-          const RowStats<double> stats = given_stats(t, sequence, h, i, scratch);
-          const double weight = rows.sink_weight(h, stats);
+          const RowStats<Real> stats = given_stats(t, sequence, h, i, scratch);
+          const Real weight = rows.sink_weight(h, stats);
           if (weight != 0) sum -= weight * stats.delta;
         }
       }
@@ -224,8 +237,10 @@ class ReferenceBackend : public Backend {
   std::unique_ptr<BoundKernel> bind(const AttentionProblem& problem,
                                     const DeviceInfo& device) const override {
     const int64_t units = std::max<int64_t>(1, problem.batch * problem.head_kv);
-    return std::make_unique<ReferenceKernel>(
-        problem, static_cast<int>(std::min<int64_t>(device.threads, units)));
+    const auto threads = static_cast<int>(std::min<int64_t>(device.threads, units));
+    return with_numbers(device.arithmetic, problem, [&](auto n) -> std::unique_ptr<BoundKernel> {
+      return std::make_unique<ReferenceKernel<decltype(n)>>(problem, threads);
+    });
   }
 };
 

@@ -12,6 +12,7 @@
 
 #include "backend/reference/numbers.h"
 #include "backend/sequence.h"
+#include "fovea/plan.h"
 
 namespace fovea::reference {
 
@@ -89,5 +90,17 @@ class HeadRows {
   Real* dx_;       // gradient of scale * q . k, times scale
   int64_t* seen_;  // loaded keys with a score above -inf
 };
+
+// Calls job with the number type of an arithmetic on a problem.
+template <typename Job>
+auto with_numbers(Arithmetic arithmetic, const AttentionProblem& p, const Job& job) {
+  if (arithmetic == Arithmetic::kPlain) {
+    if (takes_tf32(p)) return job(PlainTf32());
+    if (p.dtype == DType::kF32) return job(PlainF32());
+    if (p.dtype == DType::kBf16) return job(PlainBf16());
+    if (p.dtype == DType::kF16) return job(PlainF16());
+  }
+  return job(Exact());
+}
 
 }  // namespace fovea::reference

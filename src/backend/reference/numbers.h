@@ -70,18 +70,20 @@ Real load_one(const TensorView& t, int64_t at) {
 }
 
 // count elements with stride 1, rounded to the tensor's dtype.
-inline void store(const TensorView& t, int64_t at, int64_t count, const double* from) {
+template <typename Real>
+void store(const TensorView& t, int64_t at, int64_t count, const Real* from) {
   const auto copy = [&](auto* to, auto&& convert) {
     for (int64_t i = 0; i < count; ++i) to[i] = convert(from[i]);
   };
-  const auto narrow = [](double x) { return static_cast<float>(x); };
+  const auto narrow = [](Real x) { return static_cast<float>(x); };
   switch (t.dtype) {
     case DType::kF32: return copy(static_cast<float*>(t.data) + at, narrow);
-    case DType::kF64: return copy(static_cast<double*>(t.data) + at, [](double x) { return x; });
+    case DType::kF64:
+      return copy(static_cast<double*>(t.data) + at, [](Real x) { return static_cast<double>(x); });
     case DType::kBf16:
-      return copy(static_cast<Bf16*>(t.data) + at, [&](double x) { return to_bf16(narrow(x)); });
+      return copy(static_cast<Bf16*>(t.data) + at, [&](Real x) { return to_bf16(narrow(x)); });
     case DType::kF16:
-      return copy(static_cast<F16*>(t.data) + at, [&](double x) { return to_f16(narrow(x)); });
+      return copy(static_cast<F16*>(t.data) + at, [&](Real x) { return to_f16(narrow(x)); });
     case DType::kBool:
     case DType::kI32: return;
   }

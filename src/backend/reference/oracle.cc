@@ -187,18 +187,6 @@ double dsink_of(const AttentionProblem& p, const BackwardTensors& t, int64_t h, 
   return static_cast<double>(sum);
 }
 
-// Calls job with the number type of an arithmetic on a problem.
-template <typename Job>
-auto with_numbers(Arithmetic arithmetic, const AttentionProblem& p, const Job& job) {
-  if (arithmetic == Arithmetic::kPlain) {
-    if (takes_tf32(p)) return job(PlainTf32());
-    if (p.dtype == DType::kF32) return job(PlainF32());
-    if (p.dtype == DType::kBf16) return job(PlainBf16());
-    if (p.dtype == DType::kF16) return job(PlainF16());
-  }
-  return job(Exact());
-}
-
 }  // namespace
 
 ForwardSample sample_forward(Arithmetic arithmetic, const AttentionProblem& problem,

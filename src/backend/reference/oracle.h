@@ -9,11 +9,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "fovea/attention.h"
+#include "fovea/plan.h"
 
 namespace fovea::reference {
-
-enum class Arithmetic { kExact, kPlain };
 
 // Where the backward pass finds the softmax statistics of a row: computed from q, k and v at the
 // price of a forward pass over the group, or taken from the call's out and lse.

@@ -45,6 +45,7 @@ struct Couple {
 
   // From dqk, which is written over: dmixed, the part of dbefore that came by the coupling (and, in
   // a layer without convolutions, all of it), and sums [heads_kv] of the temperature's gradient.
+  template <typename S>
   static void backward(const CoupleRows& a, int64_t begin, int64_t end, std::byte* worker,
                        double* sums) {
     auto* const own = reinterpret_cast<R*>(worker);
@@ -62,7 +63,7 @@ struct Couple {
         T* const d = dqk + h * a.dim;
         if (angles != nullptr) turn_head(d, d, a.rotation, angles);
         const R slope = norm_backward(a, h, d, mixed + h * a.dim, dmixed + h * a.dim);
-        if (h >= a.heads) sums[h - a.heads] += static_cast<double>(slope);
+        if (h >= a.heads) add_in(sums + h - a.heads, static_cast<S>(slope));
       }
       coupling_backward(a, dmixed, head(a.dbefore, row, 0), sum_q, sum_k);
     }

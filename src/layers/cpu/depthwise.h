@@ -39,7 +39,7 @@ void depthwise_rows(const DepthwiseRows& a, int64_t begin, int64_t end, std::byt
 }
 
 // sums [taps, dim] of y[t] x[t + j] over these rows, y being the output's gradient.
-template <typename T>
+template <typename T, typename S>
 void depthwise_sums(const DepthwiseRows& a, int64_t begin, int64_t end, double* sums) {
   const int64_t dim = a.y.dim;
   for (int64_t i = 0; i < dim * a.taps; ++i) sums[i] = 0;
@@ -48,8 +48,8 @@ void depthwise_sums(const DepthwiseRows& a, int64_t begin, int64_t end, double* 
     for (int64_t j = 0; j < a.taps; ++j) {
       const T* const tap = static_cast<const T*>(a.x.data) + a.x.at(row) + j * a.step;
       for (int64_t c = 0; c < dim; ++c) {
-        sums[j * dim + c] +=
-            static_cast<double>(value_of(dy[c])) * static_cast<double>(value_of(tap[c]));
+        add_in(sums + j * dim + c,
+               static_cast<S>(value_of(dy[c])) * static_cast<S>(value_of(tap[c])));
       }
     }
   }

@@ -28,6 +28,12 @@ FOVEA_INLINE Real<T> value_of(T x) {
 FOVEA_INLINE double root(double x) { return __builtin_sqrt(x); }
 FOVEA_INLINE float root(float x) { return __builtin_sqrtf(x); }
 
+// A sum over rows, which is kept as a double but made in S.
+template <typename S>
+FOVEA_INLINE void add_in(double* sum, S x) {
+  *sum = static_cast<double>(static_cast<S>(*sum) + x);
+}
+
 FOVEA_INLINE void put(double* p, double x) { *p = x; }
 FOVEA_INLINE void put(float* p, float x) { *p = x; }
 FOVEA_INLINE void put(Bf16* p, float x) { *p = to_bf16(x); }

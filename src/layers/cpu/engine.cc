@@ -52,6 +52,7 @@ CpuEngine::CpuEngine(const Kernels& kernels, DType dtype, int threads, const Eng
       dtype_(dtype),
       threads_(threads),
       sums_(needs.sums),
+      parts_(needs.plain_sums ? 1 : kMostParts),
       mean_bytes_(2 * needs.head_dim * int64_t{sizeof(double)}) {
   rotation_.turning = needs.turning;
   rotation_.pairing = needs.rope.style == RopeStyle::kHalf ? Pairing::kHalf : Pairing::kInterleaved;
@@ -69,7 +70,7 @@ size_t CpuEngine::scratch_bytes() const {
 
 int64_t CpuEngine::shared_bytes() const {
   return aligned(std::max<int64_t>(static_cast<int64_t>(k_.shared_scratch),
-                                   kParts * sums_ * int64_t{sizeof(double)}));
+                                   parts_ * sums_ * int64_t{sizeof(double)}));
 }
 
 int64_t CpuEngine::worker_bytes() const {
@@ -232,7 +233,7 @@ void CpuEngine::fill_alibi_slopes(Run& run, const TensorView& to) const {
 
 Result<std::unique_ptr<const LayerEngine>> make_engine(const DeviceInfo& device, DType dtype,
                                                        const EngineNeeds& needs) {
-  const Kernels* kernels = kernels_for(device.isa, dtype);
+  const Kernels* kernels = kernels_for(device.isa, dtype, needs.plain_sums);
   if (kernels == nullptr) {
     return unsupported("make_layer", "layers do not run on this machine's CPU",
                        {{"cpu", {"isa is \"" + device.isa + "\", this machine does not have it"}}});

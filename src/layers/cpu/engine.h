@@ -91,7 +91,7 @@ class CpuEngine final : public LayerEngine {
 
   static constexpr int64_t kRowsPerTask = 64;
   // Sums over rows are made in this many parts whatever the threads, so that they always agree.
-  static constexpr int64_t kParts = 16;
+  static constexpr int64_t kMostParts = 16;
 
   template <typename Body>
   void over_rows(int64_t rows, const Body& body) const {
@@ -105,12 +105,12 @@ class CpuEngine final : public LayerEngine {
   template <typename Body>
   double* sum_parts(const Run& run, int64_t rows, int64_t count, const Body& body) const {
     double* const sums = sums_of(run);
-    const int64_t each = ceil_div(rows, kParts);
-    parallel_for(kParts, threads_, [&](int64_t part, int worker) {
+    const int64_t each = ceil_div(rows, parts_);
+    parallel_for(parts_, threads_, [&](int64_t part, int worker) {
       const int64_t begin = std::min(part * each, rows);
       body(begin, std::min(begin + each, rows), worker, sums + part * count);
     });
-    for (int64_t part = 1; part < kParts; ++part) {
+    for (int64_t part = 1; part < parts_; ++part) {
       for (int64_t i = 0; i < count; ++i) sums[i] += sums[part * count + i];
     }
     return sums;
@@ -120,6 +120,7 @@ class CpuEngine final : public LayerEngine {
   const DType dtype_;
   const int threads_;
   const int64_t sums_;
+  const int64_t parts_;
   const int64_t mean_bytes_;
   Rotation rotation_;
   std::vector<std::byte> table_;

@@ -1,5 +1,5 @@
 // Products by plain sums, each element's terms in one fixed order: what a row gives does not depend
-// on the rows beside it. The layers' float64.
+// on the rows beside it. The layers' float64, and the plain formula in the other types.
 #pragma once
 
 #include "layers/cpu/element.h"
@@ -18,30 +18,49 @@ struct PlainGemm {
   static void run(const Gemm* gemms, int64_t count, int threads, const layers::cpu::GemmScratch&) {
     for (int64_t g = 0; g < count; ++g) {
       const Gemm& one = gemms[g];
-      parallel_for(one.batch * one.rows, threads,
-                   [&one](int64_t item, int) { row(one, item / one.rows, item % one.rows); });
+      const int64_t tiles = (one.rows + kRows - 1) / kRows;
+      parallel_for(one.batch * tiles, threads, [&one, tiles](int64_t item, int) {
+        const int64_t first = item % tiles * kRows;
+        for (int64_t col = 0; col < one.cols; col += kColumns) {
+          tile(one, {item / tiles, first, least(kRows, one.rows - first), col,
+                     least(kColumns, one.cols - col)});
+        }
+      });
     }
   }
 
  private:
-  static void row(const Gemm& g, int64_t b, int64_t m) {
+  // Elements whose sums are made side by side, each by itself: they share loads, and vectors.
+  static constexpr int64_t kRows = 4, kColumns = 8;
+  struct Tile {
+    int64_t batch, row, rows, col, cols;
+  };
+  static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+  static void tile(const Gemm& g, const Tile& at) {
     using R = Real<T>;
-    const T* const a = static_cast<const T*>(g.a.data) + b * g.a.batch + m * g.a.row;
-    T* const c = static_cast<T*>(g.c) + b * g.c_batch + m * g.c_row;
-    for (int64_t n = 0; n < g.cols; ++n) {
-      const T* const w = static_cast<const T*>(g.b.data) + n * g.b.col;
-      R sum = 0;
-      for (int64_t t = 0; t < g.blocks; ++t) {
-        const T* const left = a + t * g.a.block;
-        const T* const right = w + t * g.b.block;
-        for (int64_t k = 0; k < g.depth; ++k) {
-          sum += value_of(left[k * g.a.depth]) * value_of(right[k * g.b.depth]);
+    const T* const a = static_cast<const T*>(g.a.data) + at.batch * g.a.batch + at.row * g.a.row;
+    const T* const b = static_cast<const T*>(g.b.data) + at.col * g.b.col;
+    R sums[kRows][kColumns] = {};
+    R right[kColumns] = {};
+    for (int64_t t = 0; t < g.blocks; ++t) {
+      for (int64_t k = 0; k < g.depth; ++k) {
+        const T* const from = b + t * g.b.block + k * g.b.depth;
+        for (int64_t n = 0; n < at.cols; ++n) right[n] = value_of(from[n * g.b.col]);
+        for (int64_t m = 0; m < at.rows; ++m) {
+          const R left = value_of(a[m * g.a.row + t * g.a.block + k * g.a.depth]);
+          for (int64_t n = 0; n < kColumns; ++n) sums[m][n] += left * right[n];
         }
       }
-      sum *= static_cast<R>(g.scale);
-      if (g.bias != nullptr) sum += value_of(static_cast<const T*>(g.bias)[n]);
-      T* const to = c + n * g.c_col;
-      put(to, g.add ? value_of(*to) + sum : sum);
+    }
+    for (int64_t m = 0; m < at.rows; ++m) {
+      T* const c = static_cast<T*>(g.c) + at.batch * g.c_batch + (at.row + m) * g.c_row;
+      for (int64_t n = 0; n < at.cols; ++n) {
+        R sum = sums[m][n] * static_cast<R>(g.scale);
+        if (g.bias != nullptr) sum += value_of(static_cast<const T*>(g.bias)[at.col + n]);
+        T* const to = c + (at.col + n) * g.c_col;
+        put(to, g.add ? value_of(*to) + sum : sum);
+      }
     }
   }
 };

@@ -8,6 +8,6 @@
 namespace fovea::layers::cpu {
 
 // Null when this machine cannot run that instruction set, or for a type that layers do not take.
-const Kernels* kernels_for(const std::string& isa, DType dtype);
+const Kernels* kernels_for(const std::string& isa, DType dtype, bool plain_sums);
 
 }  // namespace fovea::layers::cpu

@@ -59,7 +59,7 @@ void normalise_rows(const NormRows& a, int64_t begin, int64_t end) {
 }
 
 // dx = inverse * (g - mean(g) - xhat * mean(g xhat)) with g = dy * weight; RMS has no mean(g).
-template <typename T>
+template <typename T, typename S>
 void normalise_rows_backward(const NormRows& a, int64_t begin, int64_t end, double* sums) {
   using R = Real<T>;
   const int64_t dim = a.x.dim;
@@ -83,8 +83,8 @@ void normalise_rows_backward(const NormRows& a, int64_t begin, int64_t end, doub
       for (int64_t i = 0; i < dim; ++i) {
         const R given = value_of(dy[i]);
         const R xhat = (value_of(x[i]) - stats.mean) * stats.inverse;
-        sums[i] += static_cast<double>(given * xhat);
-        sums[dim + i] += static_cast<double>(given);
+        add_in(sums + i, static_cast<S>(given * xhat));
+        add_in(sums + dim + i, static_cast<S>(given));
         put(dx + i, stats.inverse * (given * weight_at<T>(a.weight, i) - mean - xhat * along));
       }
     }

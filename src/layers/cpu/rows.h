@@ -31,12 +31,12 @@ void sum_heads(const layers::cpu::CopyRows& a, int64_t begin, int64_t end) {
   }
 }
 
-template <typename T>
+template <typename T, typename S>
 void column_sums(const layers::cpu::HeadRows& x, int64_t begin, int64_t end, double* sums) {
   for (int64_t i = 0; i < x.dim; ++i) sums[i] = 0;
   for (int64_t row = begin; row < end; ++row) {
     const T* const from = static_cast<const T*>(x.data) + x.at(row);
-    for (int64_t i = 0; i < x.dim; ++i) sums[i] += static_cast<double>(value_of(from[i]));
+    for (int64_t i = 0; i < x.dim; ++i) add_in(sums + i, static_cast<S>(value_of(from[i])));
   }
 }
 
