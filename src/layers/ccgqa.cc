@@ -221,6 +221,7 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
              .positions = {in.position_ids, past},
              .value_shift = o_.value_shift};
     p.convolve = o_.convs;
+    p.settled = true;  // a projection comes before, or attention
     set_convs(o_, weights, p.first, p.second);
     p.lead = lead_;
     p.z = at.at(z_);

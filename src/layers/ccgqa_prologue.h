@@ -50,6 +50,7 @@ struct HeadMix {
 struct Prologue {
   HeadMix mix;
   bool convolve = true;
+  bool settled = false;  // weights were written before what was queued last
   Conv first, second;
   int64_t lead = 0;
 

@@ -145,6 +145,22 @@ TEST_F(DeviceLayers, Ccgqa) {
   }
 }
 
+// Layers of so few channels that two blocks of threads hold the weights of both convolutions; and
+// next to them some that do not share them evenly.
+TEST_F(DeviceLayers, CcgqaOfFewChannels) {
+  CcgqaOptions taps = CcgqaOptions::hydra(64, 4, 2, 1);
+  taps.conv_taps[0] = 2, taps.conv_taps[1] = 5;
+  for (const auto& [options, batch, len] :
+       {std::tuple{CcgqaOptions::hydra(512, 8, 2, 4), int64_t{2}, int64_t{96}},
+        std::tuple{CcgqaOptions::hydra(128, 4, 2, 1), int64_t{1}, int64_t{61}},
+        std::tuple{taps, int64_t{3}, int64_t{33}},
+        std::tuple{CcgqaOptions::hydra(96, 6, 3, 1), int64_t{2}, int64_t{40}},
+        std::tuple{CcgqaOptions::hydra(96, 4, 2, 1), int64_t{2}, int64_t{40}}}) {
+    SCOPED_TRACE("width " + std::to_string(options.embed_dim));
+    expect_layer_accurate(ccgqa(options, batch, len));
+  }
+}
+
 TEST_F(DeviceLayers, CcgqaRefusesHeadsThatNoVectorDivides) {
   CcgqaOptions options = CcgqaOptions::zaya(48, 4, 2, 12);
   EXPECT_EQ(make_layer(options, {.batch = 1, .q_len = 4}, Device::cuda(0)).status().message(),

@@ -134,19 +134,18 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
   }
   after.dmixed = dmixed;
   if (p.mix.norm) after.slopes = cut.floats(int64_t{s.tokens} * p.mix.heads_kv);
-  WholeBackward& whole = plan.whole;
-  const int whole_span = s.u_rows + s.reach;
-  const int whole_blocks = as_int(ceil_div(s.batch * whole_span, kWholeRows));
+  PairBackward& pairs = plan.pairs;
+  const int pair_span = s.u_rows + s.reach;
+  const int pair_count = as_int(ceil_div(s.batch * pair_span, kPairRows));
   // It reads dqk while it makes du.
-  if (scratch != nullptr && !p.makes_u_again &&
-      set_whole(p, s, whole.first, whole.second, whole.room)) {
-    whole.blocks = whole_blocks;
+  if (scratch != nullptr && !p.makes_u_again && set_pairs<BackwardRoom>(p, s, true, pairs)) {
+    pairs.blocks = 2 * pair_count;
   }
   if (g.dtemperature.given()) {
-    const int parts = whole.blocks > 0 ? whole.blocks : after.token_blocks;
+    const int parts = pairs.blocks > 0 ? pair_count : after.token_blocks;
     const bool shared = p.mix.kind == KeyTemperature::kShared;
     after.temperature =
-        cut.floats(std::max(whole_blocks, after.token_blocks) * p.mix.heads_kv);  // for either way
+        cut.floats(std::max(pair_count, after.token_blocks) * p.mix.heads_kv);  // for either way
     plan.sums.add(after.temperature, g.dtemperature.data, shared ? 1 : p.mix.heads_kv, 1,
                   shared ? parts * as_int(p.mix.heads_kv) : parts, true);
   }
@@ -180,17 +179,19 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
         plan_gradient(g.first, dtype, {du, z, s.batch, s.u_rows, kBlocksOfFirst}, cut, plan.sums);
   }
   weights.blocks = weights.of[0].blocks() + weights.of[1].blocks();
-  if (whole.blocks > 0) {
-    whole.span = Divider(whole_span);
-    whole.all_rows = s.batch * whole_span;
-    whole.q_len = s.q_len;
-    whole.reach = s.reach;
-    whole.margin = s.margin;
-    whole.u_rows = s.u_rows;
-    whole.width = s.qk;
-    whole.after = after;
-    whole.du = du;
-    whole.dz = dz;
+  if (pairs.blocks > 0) {
+    pairs.span = Divider(pair_span);
+    pairs.all_rows = s.batch * pair_span;
+    pairs.q_len = s.q_len;
+    pairs.reach = s.reach;
+    pairs.margin = s.margin;
+    pairs.u_rows = s.u_rows;
+    pairs.width = s.qk;
+    pairs.after = after;
+    pairs.eights = Divider(s.qk / 16);
+    pairs.by_dim = Divider(s.dim);
+    pairs.du = du;
+    pairs.dz = dz;
     after.token_blocks = 0;
     return plan;
   }

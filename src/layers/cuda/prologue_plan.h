@@ -2,19 +2,21 @@
 #pragma once
 
 #include "layers/cuda/head_conv.cuh"
+#include "layers/cuda/pair_backward.cuh"
 #include "layers/cuda/prologue.h"
 #include "layers/cuda/sums.cuh"
 #include "layers/cuda/tap_product.h"
 #include "layers/cuda/tokens_backward.cuh"
 #include "layers/cuda/weight_gradient.cuh"
-#include "layers/cuda/whole_backward.cuh"
+#include "layers/cuda/whole_forward.cuh"
 
 namespace fovea::layers::cuda {
 
 // Made with no scratch, only `bytes` means something.
 struct ForwardPlan {
   size_t bytes = 0;
-  WholeForward whole;  // blocks: it is all that is launched
+  PairForward pairs;   // blocks: it is all that is launched
+  WholeForward whole;  // the same
   Before before;
   TapProduct first, second;  // no blocks: the convolution is none, or another step does it
   HeadConv heads;            // in place of the first product
@@ -24,7 +26,7 @@ ForwardPlan plan_forward(const Prologue& p, const RopeTable& rope, std::byte* sc
 
 struct BackwardPlan {
   size_t bytes = 0;
-  WholeBackward whole;  // blocks: in place of `after` and of both products
+  PairBackward pairs;  // blocks: in place of `after` and of both products
   After after;
   TapProduct second, first;  // to du, and to dz
   HeadConv heads;            // in place of the first product
@@ -41,6 +43,10 @@ struct BackwardPlan {
 };
 BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const RopeTable& rope,
                            std::byte* scratch, const DenseGradients* dense = nullptr);
+
+// Whether blocks come in pairs on this device, in code that was compiled for them.
+template <typename T>
+bool has_pairs();
 
 // The plans' launches, in a type of elements each; see prologue_run.cuh.
 template <typename T>

@@ -122,9 +122,23 @@ void add_gradients(Launches& to, const WeightGradients& a) {
 }
 
 template <typename T>
+bool has_pairs() {
+  bool begin_early = false;  // which is of the same GPUs
+  if constexpr (sizeof(T) == 2) {
+    const cudaError_t error =
+        fovea::cuda::prepared_kernel<pair_forward_kernel<T>>.on_current_device(
+            reinterpret_cast<const void*>(pair_forward_kernel<T>), kPairSharedBytes, begin_early);
+    if (error != cudaSuccess) return false;
+  }
+  return begin_early;
+}
+
+template <typename T>
 cudaError_t run(const ForwardPlan& plan, cudaStream_t stream) {
   Launches to(stream);
   if constexpr (sizeof(T) == 2) {
+    to.add<pair_forward_kernel<T>>(blocks_of(plan.pairs.blocks), kPairThreads, kPairSharedBytes,
+                                   plan.pairs);
     to.add<whole_forward_kernel<T>>(blocks_of(plan.whole.blocks), kWholeThreads, kWholeSharedBytes,
                                     plan.whole);
   }
@@ -147,8 +161,8 @@ template <typename T>
 cudaError_t run(const BackwardPlan& plan, cudaStream_t stream) {
   Launches to(stream);
   if constexpr (sizeof(T) == 2) {
-    to.add<whole_backward_kernel<T>>(blocks_of(plan.whole.blocks), kWholeThreads, kWholeSharedBytes,
-                                     plan.whole);
+    to.add<pair_backward_kernel<T>>(blocks_of(plan.pairs.blocks), kPairThreads, kPairSharedBytes,
+                                    plan.pairs);
   }
   to.add<after_kernel<T>>(blocks_of(plan.after.token_blocks + plan.after.packs.tiles),
                           kTokenThreads, 0, plan.after);

@@ -96,6 +96,19 @@ __device__ __forceinline__ Eight load_eight_apart(const T* from, int step = 1) {
   return a;
 }
 
+// As 16-bit values.
+template <typename T>
+__device__ __forceinline__ uint4 pack_eight(const Eight& a) {
+  const auto& x = a.x;
+  return {ptx::pack<T>(x[0], x[1]), ptx::pack<T>(x[2], x[3]), ptx::pack<T>(x[4], x[5]),
+          ptx::pack<T>(x[6], x[7])};
+}
+// Four of them as they are, from the i-th on.
+__device__ __forceinline__ uint4 float_words(const Eight& a, int i) {
+  return {__float_as_uint(a.x[i]), __float_as_uint(a.x[i + 1]), __float_as_uint(a.x[i + 2]),
+          __float_as_uint(a.x[i + 3])};
+}
+
 template <typename T>
 __device__ __forceinline__ void store_eight(T* to, const Eight& a) {
   const auto& x = a.x;
@@ -103,8 +116,7 @@ __device__ __forceinline__ void store_eight(T* to, const Eight& a) {
     reinterpret_cast<float4*>(to)[0] = {x[0], x[1], x[2], x[3]};
     reinterpret_cast<float4*>(to)[1] = {x[4], x[5], x[6], x[7]};
   } else {
-    *reinterpret_cast<uint4*>(to) = {ptx::pack<T>(x[0], x[1]), ptx::pack<T>(x[2], x[3]),
-                                     ptx::pack<T>(x[4], x[5]), ptx::pack<T>(x[6], x[7])};
+    *reinterpret_cast<uint4*>(to) = pack_eight<T>(a);
   }
 }
 

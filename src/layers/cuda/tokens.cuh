@@ -21,6 +21,7 @@ struct Values {
   // All channels of a token, by a warp. Halves are multiples of four channels.
   template <typename T>
   __device__ __forceinline__ void copy(RowAt at, int step) const {
+#pragma unroll 1
     for (int i = threadIdx.x % 32 * 4; i < width; i += 128) {
       store<T>(at, i, load<T>(at, step, i));
     }
