@@ -81,6 +81,19 @@ __device__ __forceinline__ float2 unpack(uint32_t pair) {
   }
 }
 
+// The products of two pairs.
+template <typename T>
+__device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
+  uint32_t y;
+  if constexpr (std::is_same_v<T, __half>) {
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  } else {
+    constexpr uint32_t kMinusZeros = 0x80008000u;  // Ampere has no multiplication alone
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(kMinusZeros));
+  }
+  return y;
+}
+
 // The larger values of two pairs; NaN stays NaN.
 template <typename T>
 __device__ __forceinline__ uint32_t max_of_pairs(uint32_t a, uint32_t b) {

@@ -89,14 +89,18 @@ __device__ __forceinline__ void add_dot_rows(ptx::Fragment (&c)[kM][kN], uint32_
   }
 }
 
-// The same with A in registers, as rows_of_tile loaded it.
-template <typename T, typename TileB, int kM, int kD, int kN>
+// The same with A in registers, as rows_of_tile loaded it. `meanwhile` is called halfway.
+struct Nothing {
+  __device__ __forceinline__ void operator()() const {}
+};
+template <typename T, typename TileB, int kM, int kD, int kN, typename Meanwhile = Nothing>
 __device__ __forceinline__ void add_dot_fragments(ptx::Fragment (&c)[kM][kN],
                                                   const uint32_t (&a)[kM][kD][4], uint32_t s_b,
-                                                  int row_b) {
+                                                  int row_b, Meanwhile meanwhile = {}) {
   const auto b_at = TileB::Lane::columns_first();
 #pragma unroll
   for (int d = 0; d < kD; ++d) {
+    if (d == kD / 2) meanwhile();
 #pragma unroll
     for (int n = 0; n < kN; n += 2) {
       uint32_t b[4];

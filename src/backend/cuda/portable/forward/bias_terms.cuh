@@ -1,6 +1,9 @@
 // A bias, which scores begin at, so that nothing is left to do between the products. It comes
 // through shared memory: each warp asks for that of its own rows and the next chunk of keys as soon
 // as it holds that of the present one, which takes neither registers nor other warps.
+//
+// Scores are in units of the product, which a bias is divided by the scale for; or in those of the
+// logits, where the scale is a power of two and Q, in registers, has been multiplied by it.
 #pragma once
 
 #include <type_traits>
@@ -10,8 +13,14 @@
 
 namespace fovea::cuda {
 
-// kWaited: a chunk is a whole tile of keys, and has been waited for with them.
-template <typename T, int kM, int kKeys, bool kWaited>
+// How the bias of rows that have a reference becomes what scores begin at: as it is; by tensor
+// cores, as products with a diagonal of 1 / scale; or, where that is not a value of T, of two
+// values that add up to it.
+enum class Units { kLogits, kProducts, kSplitProducts };
+
+// kWaited: a chunk is a whole tile of keys, and has been waited for with them. kScalesQ: Q is in
+// registers.
+template <typename T, int kM, int kKeys, bool kWaited, bool kScalesQ>
 class BiasTerms : public TermRows<kM> {
   using Base = TermRows<kM>;
   using Base::kRows, Base::lane, Base::warp, Base::p_;
@@ -58,56 +67,64 @@ class BiasTerms : public TermRows<kM> {
     ahead_key_ = first;
   }
 
-  // What the scores of keys first .. begin at, in units of the product, and exactly so. `now`: it
+  // What the scores of keys first .. begin at, exactly so. `now`: it
   // has been fetched; what keys next .. begin at is fetched besides (unless negative).
   __device__ __forceinline__ void start(Scores& scores, int first, bool now, int next) {
     if (now) {
       wait();
-      each_pair_of_fragments([&](int m, int n, const uint32_t(&bias)[4]) {
-#pragma unroll
-        for (int x = 0; x < 4; ++x) {
-          const float2 two = ptx::unpack<T>(bias[x]);
-          scores[m][n + x / 2][x % 2 * 2] = two.x * p_.inverse_scale;
-          scores[m][n + x / 2][x % 2 * 2 + 1] = two.y * p_.inverse_scale;
-        }
-      });
+      start_times(unit(), scores);
     } else {
       this->start_each(
           scores, [&](int n) { return key_at(first, n); },
           [&](uint64_t row, int key) {
             const float bias = p_.bias_is_f32 ? reinterpret_cast<const float*>(row)[key]
                                               : ptx::to_float(reinterpret_cast<const T*>(row)[key]);
-            return bias * p_.inverse_scale;
+            return bias * unit();
           });
     }
     if (next >= 0) fetch(next);
   }
 
-  // Whether 1 / scale is a value of T.
-  __device__ __forceinline__ bool exact() const {
+  // Calls body(units), a constant.
+  template <typename Body>
+  __device__ __forceinline__ void with_units(Body body) const {
+    constexpr Units kAtOnce = kScalesQ ? Units::kLogits : Units::kProducts;
     constexpr uint32_t kLowBits = kHalf ? 0x1fff : 0xffff;  // that T does not keep
-    return (__float_as_uint(p_.inverse_scale) & kLowBits) == 0;
+    if (kScalesQ ? scales_q() : (__float_as_uint(p_.inverse_scale) & kLowBits) == 0) {
+      body(std::integral_constant<Units, kAtOnce>());
+    } else {
+      body(std::integral_constant<Units, Units::kSplitProducts>());
+    }
   }
-  // The same of whole and fetched ones, for rows that have a reference: by tensor cores, as
-  // products with a diagonal of 1 / scale or, where that is not exact, of two values that add up to
-  // it.
-  template <bool kExact>
-  __device__ __forceinline__ void start_fetched(Scores& scores, int first, int next) {
-    // -inf would meet the zeros beside the diagonal. These (-65504, -2^100) hide as well from a row
-    // that has a reference.
-    constexpr uint32_t kLeast = kHalf ? 0xfbfffbff : 0xf180f180;
+  // Whether Q is to be multiplied by the scale, which changes none of its values but such as are
+  // nearly zero.
+  __device__ __forceinline__ bool scales_q() const {
+    constexpr float kLeast = 0x1p-6f;
+    return kScalesQ && (__float_as_uint(p_.scale) & 0x7fffff) == 0 && p_.scale >= kLeast &&
+           p_.scale <= 1;
+  }
+  template <int kPieces>
+  __device__ __forceinline__ void scale_q(uint32_t (&q)[kM][kPieces][4]) const {
+    const uint32_t scale = ptx::pack<T>(p_.scale, p_.scale);
+#pragma unroll
+    for (int x = 0; x < kM * kPieces * 4; ++x) {
+      uint32_t& pair = q[x / 4 / kPieces][x / 4 % kPieces][x % 4];
+      pair = ptx::multiply_pairs<T>(pair, scale);
+    }
+  }
+
+  // The same of whole and fetched ones, for rows that have a reference.
+  template <Units kUnits>
+  __device__ __forceinline__ void start_fetched(Scores& scores) {
     if constexpr (!kWaited) wait();
-    tile::clear(scores);
-    each_pair_of_fragments([&](int m, int n, uint32_t(&bias)[4]) {
-#pragma unroll
-      for (int x = 0; x < 4; ++x) bias[x] = ptx::max_of_pairs<T>(bias[x], kLeast);
-#pragma unroll
-      for (int x = 0; x < 2; ++x) {
-        ptx::Fragment& begin = scores[m][n + x];
-        ptx::mma_m16n8k8<T>(begin, bias[2 * x], bias[2 * x + 1], diagonal_);
-        if constexpr (!kExact) ptx::mma_m16n8k8<T>(begin, bias[2 * x], bias[2 * x + 1], rest_);
-      }
-    });
+    if constexpr (kUnits == Units::kLogits) {
+      start_times(1, scores);
+    } else {
+      start_products<kUnits>(scores);
+    }
+  }
+  // Asks for what keys next .. begin at, unless negative, once that of keys first .. is taken.
+  __device__ __forceinline__ void fetch_next(int first, int next) {
     fetch_whole(next >= 0 ? next : first);  // again, to spare a branch
     ahead_key_ = next;
   }
@@ -172,7 +189,41 @@ class BiasTerms : public TermRows<kM> {
     }
   }
 
-  // What this lane holds of one.
+  // Of what has been fetched.
+  __device__ __forceinline__ void start_times(float unit, Scores& scores) const {
+    each_pair_of_fragments([&](int m, int n, const uint32_t(&bias)[4]) {
+#pragma unroll
+      for (int x = 0; x < 4; ++x) {
+        const float2 two = ptx::unpack<T>(bias[x]);
+        scores[m][n + x / 2][x % 2 * 2] = two.x * unit;
+        scores[m][n + x / 2][x % 2 * 2 + 1] = two.y * unit;
+      }
+    });
+  }
+  template <Units kUnits>
+  __device__ __forceinline__ void start_products(Scores& scores) const {
+    // -inf would meet the zeros beside the diagonal. These (-65504, -2^100) hide as well from a row
+    // that has a reference.
+    constexpr uint32_t kLeast = kHalf ? 0xfbfffbff : 0xf180f180;
+    tile::clear(scores);
+    each_pair_of_fragments([&](int m, int n, uint32_t(&bias)[4]) {
+#pragma unroll
+      for (int x = 0; x < 4; ++x) bias[x] = ptx::max_of_pairs<T>(bias[x], kLeast);
+#pragma unroll
+      for (int x = 0; x < 2; ++x) {
+        ptx::Fragment& begin = scores[m][n + x];
+        ptx::mma_m16n8k8<T>(begin, bias[2 * x], bias[2 * x + 1], diagonal_);
+        if constexpr (kUnits == Units::kSplitProducts) {
+          ptx::mma_m16n8k8<T>(begin, bias[2 * x], bias[2 * x + 1], rest_);
+        }
+      }
+    });
+  }
+
+  // From logits to the units of scores.
+  __device__ __forceinline__ float unit() const { return scales_q() ? 1.0f : p_.inverse_scale; }
+
+  // What this lane holds of a diagonal.
   static __device__ __forceinline__ uint32_t diagonal(float x) {
     const int row = lane() % 4 * 2, col = lane() / 4;
     return ptx::pack<T>(row == col ? x : 0.0f, row + 1 == col ? x : 0.0f);

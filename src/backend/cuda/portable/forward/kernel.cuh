@@ -44,7 +44,8 @@ class ForwardBlock {
     __device__ __forceinline__ NothingRead(const Problem&, const Place&, uint32_t, int) {}
   };
   using Read =
-      std::conditional_t<kBias, BiasTerms<T, kM, kC.chunk_kv, kTileKv == kC.chunk_kv>,
+      std::conditional_t<kBias,
+                         BiasTerms<T, kM, kC.chunk_kv, kTileKv == kC.chunk_kv, kC.q_in_registers>,
                          std::conditional_t<kMask, MaskTerms<kM, kC.chunk_kv>, NothingRead>>;
 
  public:
@@ -71,6 +72,9 @@ class ForwardBlock {
         __syncthreads();
         if constexpr (kC.q_in_registers) {
           if (n == 0) tile::rows_of_tile<TileQ>(q_, stages_.q(), first_row());
+          if constexpr (kBias) {
+            if (n == 0 && read_.scales_q()) read_.scale_q(q_);
+          }
         }
         const int stage = n % 2;
         if constexpr (kRead) {
@@ -234,57 +238,72 @@ class ForwardBlock {
     const bool plain = sight.shows(first, first + kTileKv) && !place_.careful &&
                        read_.whole(first + kLast) && read_.fetched(first + kLast);
     const int after_last = after >= 0 && read_.whole(after + kLast) ? after + kLast : -1;
+    if constexpr (kBias) {
+      if (plain && settled_) {
+        read_.with_units([&](auto units) { settled_tile<units>(n, first, after_last); });
+        return;
+      }
+    }
 #pragma unroll 1
     for (int chunk = kLast; chunk >= 0; chunk -= kKeys) {
       const int begin = first + chunk, next = chunk > 0 ? begin - kKeys : after_last;
-      if (plain) {
-        bool bold = settled_;
-        if constexpr (kMask) {
-          if (read_.hides_all()) {
-            read_.fetch_next(begin, next);
-            continue;
-          }
-          // Rows that have seen nothing stay without a reference as long as nothing is shown to
-          // them.
-          bold = bold || !read_.shows_first(softmax_.reference);
+      if constexpr (kMask) {
+        if (plain && read_.hides_all()) {
+          read_.fetch_next(begin, next);
+          continue;
         }
-        if (bold) {
-          if (read_.exact()) {
-            add_read_chunk<false, true>(n, chunk, begin, true, next);
-          } else {
-            add_read_chunk<false, false>(n, chunk, begin, true, next);
-          }
+        // Rows that have seen nothing stay without a reference as long as nothing is shown to them.
+        if (plain && (settled_ || !read_.shows_first(softmax_.reference))) {
+          add_read_chunk<false>(n, chunk, begin, true, next);
           continue;
         }
       }
       if (sight.hides(begin, begin + kKeys)) continue;
       const bool now = read_.fetchable(begin);
       if (now && !read_.fetched(begin)) read_.fetch(begin);
-      add_read_chunk<true, false>(n, chunk, begin, now, read_.whole(next) ? next : -1);
+      add_read_chunk<true>(n, chunk, begin, now, read_.whole(next) ? next : -1);
     }
   }
 
-  // kCareful: as of add_chunk. kExact: the terms come in units of the product at once. `now`: they
-  // have been fetched. Those of keys `next` .. are to be fetched, unless negative.
-  template <bool kCareful, bool kExact>
+  // The same of a tile whose bias has been fetched, and of rows that have a reference: no chunk
+  // asks a question.
+  template <Units kUnits>
+  __device__ __forceinline__ void settled_tile(int n, int first, int after_last) {
+    constexpr int kKeys = kC.chunk_kv;
+#pragma unroll 1
+    for (int chunk = kTileKv - kKeys; chunk >= 0; chunk -= kKeys) {
+      const int begin = first + chunk;
+      add_read_chunk<false, kUnits>(n, chunk, begin, true, chunk > 0 ? begin - kKeys : after_last);
+    }
+  }
+
+  // kCareful: as of add_chunk; otherwise a bias comes in kUnits. `now`: the terms have been
+  // fetched. Those of keys `next` .. are to be fetched, unless negative.
+  template <bool kCareful, Units kUnits = Units::kProducts>
   __device__ __forceinline__ void add_read_chunk(int n, int chunk, int begin, bool now, int next) {
     constexpr int kKeys = kC.chunk_kv;
     const uint32_t s_k = stages_.k(n % 2), s_v = stages_.v(n % 2);
     const WarpSight& sight = place_.warps[warp()];
-    const float to_log2 = a_.p.scale * kLog2e;
+    bool logits = false;  // are what scores are, not products
+    if constexpr (kBias) logits = kCareful ? read_.scales_q() : kUnits == Units::kLogits;
+    const float to_log2 = logits ? kLog2e : a_.p.scale * kLog2e;
     ptx::Fragment scores[kM][kKeys / 8];
     typename Read::Hidden hidden;
     if constexpr (kCareful) {
       read_.start(scores, begin, now, next);
       if (place_.careful) hidden = read_.masked(scores);
     } else if constexpr (kBias) {
-      read_.template start_fetched<kExact>(scores, begin, next);
+      read_.template start_fetched<kUnits>(scores);
     } else {
       read_.start_fetched(scores);
     }
-    if constexpr (kC.q_in_registers) {
+    if constexpr (kC.q_in_registers && kBias && !kCareful) {
+      tile::add_dot_fragments<T, TileK>(scores, q_, s_k, chunk,
+                                        [&] { read_.fetch_next(begin, next); });
+    } else if constexpr (kC.q_in_registers) {
       tile::add_dot_fragments<T, TileK>(scores, q_, s_k, chunk);
     } else {
+      if constexpr (kBias && !kCareful) read_.fetch_next(begin, next);
       tile::add_dot_rows<T, TileQ, TileK>(scores, stages_.q(), first_row(), s_k, chunk);
     }
     if constexpr (kCareful) {

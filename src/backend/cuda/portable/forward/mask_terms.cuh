@@ -33,8 +33,6 @@ class MaskTerms : public TermRows<kM> {
     return p_.term_runs && first >= 0 && first + kKeys <= p_.kv_len;
   }
   __device__ __forceinline__ bool fetchable(int first) const { return whole(first); }
-  // 0 and -inf are the same in any unit.
-  __device__ __forceinline__ static constexpr bool exact() { return true; }
   __device__ __forceinline__ bool fetched(int first) const { return ahead_key_ == first; }
   __device__ __forceinline__ void fetch(int first) {
     const Begins begins(*this);
