@@ -64,7 +64,7 @@ class Consumer {
     if (thread() == 0) ptx::tma_wait_stores();
   }
 
- private:
+ protected:
   static __device__ __forceinline__ int thread() { return threadIdx.x % kWarpgroup; }
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
 
@@ -117,7 +117,8 @@ class Consumer {
     release_queries();
   }
 
-  // From the scores of the first block to the sums over all of them.
+  // From the scores of the first block to the sums over all of them; where tiles are joined, to the
+  // weights of the last.
   __device__ __forceinline__ void add_blocks(const Work& work, const RowsSeen& seen) {
     const int begin = work.begin;
     int n = end_of_blocks(work, seen) - 1;
@@ -161,6 +162,7 @@ class Consumer {
       for (; is_bold(n); --n) step<false>(seen, n);
     }
     release_queries();
+    if constexpr (kC.joins_tiles()) return;
     if (care_of(work) & kClean) clean_values();
     last_block();
     softmax_.finish();

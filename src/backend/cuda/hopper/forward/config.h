@@ -34,6 +34,10 @@ struct ForwardConfig {
   constexpr int out_panels() const {
     return shared_bytes(1, panels(dim_v)) <= kMostSharedBytes ? panels(dim_v) : panels(dim_v) / 2;
   }
+  // Whether the last product of a tile and the first of the next are asked for together
+  // (joined.cuh). More warpgroups than two hide the way from tile to tile anyway, and two of small
+  // head dims are for problems of about one tile an SM.
+  constexpr bool joins_tiles() const { return warpgroups == 2 && dim_qk >= 128 && q_stages() == 2; }
   // Whether there are registers for the code that leaves parts.
   constexpr bool takes_parts() const { return warpgroups <= 3; }
   constexpr int threads() const { return kWarpgroup * (warpgroups + 1); }

@@ -1,7 +1,10 @@
 // The kernel: one block an SM, one warpgroup that loads, two to four that compute.
 #pragma once
 
+#include <type_traits>
+
 #include "backend/cuda/hopper/forward/compute.cuh"
+#include "backend/cuda/hopper/forward/joined.cuh"
 #include "backend/cuda/hopper/forward/load.cuh"
 #include "prim/cuda/ptx/grid_dependency.cuh"
 
@@ -11,6 +14,8 @@ template <typename Shape>
 __global__ void __launch_bounds__(Shape::kConfig.threads(), 1)
     forward_kernel(const __grid_constant__ ForwardArguments a) {
   constexpr ForwardConfig kC = Shape::kConfig;
+  using Loads = std::conditional_t<kC.joins_tiles(), JoinedProducer<Shape>, Producer<Shape>>;
+  using Computes = std::conditional_t<kC.joins_tiles(), JoinedConsumer<Shape>, Consumer<Shape>>;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<Shape>*>(memory);
   if (a.schedule.is_short) ptx::let_next_kernel_begin();
@@ -20,10 +25,10 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1)
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);
   if (warpgroup == kC.warpgroups) {
     ptx::give_registers<kC.giver()>();
-    if (threadIdx.x == kC.warpgroups * kWarpgroup) Producer<Shape>(a, shared).run();
+    if (threadIdx.x == kC.warpgroups * kWarpgroup) Loads(a, shared).run();
   } else {
     ptx::take_registers<kC.taker()>();
-    Consumer<Shape>(a, shared, warpgroup).run();
+    Computes(a, shared, warpgroup).run();
   }
 }
 

@@ -20,24 +20,28 @@ class Producer {
       : a_(a), s_(s), k_(s.k_ring), v_(s.v_ring) {}
 
   __device__ __forceinline__ void run() {
-    ptx::tma_prefetch_map(a_.q);
-    ptx::tma_prefetch_map(a_.k);
-    ptx::tma_prefetch_map(a_.v);
-    ptx::tma_prefetch_map(a_.out);
-    if (a_.p.lengths_are_read()) ptx::wait_for_earlier_kernels();
+    prepare();
     for (int count = 0;; ++count) {
       const int slot = count % kSlots;
       const bool any = find(count, s_.work[slot]);
       // This thread's wait is that of all: the others touch memory after what it loads.
       if (count == 0) ptx::wait_for_earlier_kernels();
-      if (!any) s_.work[slot].tile = -1;
+      if (!any) s_.work[slot].tile = kNoTile;
       ptx::mbarrier_arrive(ptx::shared_address(&s_.work_ring.full[slot]));
       if (!any) return;
       load(s_.work[slot], count);
     }
   }
 
- private:
+ protected:
+  __device__ __forceinline__ void prepare() const {
+    ptx::tma_prefetch_map(a_.q);
+    ptx::tma_prefetch_map(a_.k);
+    ptx::tma_prefetch_map(a_.v);
+    ptx::tma_prefetch_map(a_.out);
+    if (a_.p.lengths_are_read()) ptx::wait_for_earlier_kernels();
+  }
+
   // V lags behind K by one block, as its use does.
   __device__ __forceinline__ void load(const Work& work, int count) {
     const int head_kv = work.head / a_.p.group, batch_at = work.batch_at;
@@ -182,6 +186,13 @@ class Producer {
     const int end = min(sight_of(a_.p, s, last).end, last_key);
     work.begin = begin / kC.tile_kv;
     work.end = end > begin ? (end + kC.tile_kv - 1) / kC.tile_kv : work.begin;
+    if constexpr (kC.joins_tiles()) {
+      // One all the same: the part's first, of which no row sees anything.
+      if (end <= begin) {
+        work.begin = first_key / kC.tile_kv;
+        work.end = work.begin + 1;
+      }
+    }
     return true;
   }
 

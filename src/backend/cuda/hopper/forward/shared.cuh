@@ -9,9 +9,13 @@
 
 namespace fovea::cuda::hopper {
 
+// What Work::tile says where there is no tile: that none will come, or, where tiles are joined,
+// that one may: the last, which is still being worked on and may have to be done again.
+inline constexpr int kNoTile = -1, kPerhaps = -2;
+
 // A tile of rows and the blocks of keys that they see.
 struct Work {
-  int tile;  // negative: there is none left
+  int tile;  // negative: see above
   int care;
   int b, head;
   int row;            // first, within the sequence
