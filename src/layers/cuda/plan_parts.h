@@ -136,17 +136,22 @@ inline WholeConv whole_conv(const Conv& from, int& bytes) {
   return conv;
 }
 
-// Whether blocks of threads can hold the weights of both convolutions; sets where they lie, and
-// what else a block has.
-inline bool set_whole(const Prologue& p, const Sizes& s, WholeConv& first, WholeConv& second,
-                      WholeRoom& room) {
+// Whether kernels whose blocks hold all weights take the convolutions, if these fit.
+inline bool may_be_whole(const Prologue& p, const Sizes& s, int most_taps) {
   constexpr int kMostWidth = 1024;   // far more than fits
   constexpr int kMostTokens = 4096;  // of blocks that all run at once: each reads all weights
   if (s.tokens > kMostTokens) return false;
   if (p.z.dtype == DType::kF32 || !p.convolve || s.depthwise || s.qk > kMostWidth) return false;
-  if (std::max(p.first.taps, p.second.taps) > kMostTaps) return false;
+  if (std::max(p.first.taps, p.second.taps) > most_taps) return false;
   if (p.first.block[0].bias.given() || p.second.block[0].bias.given()) return false;
-  if (!weights_begin_on_16_bytes(p.first) || !weights_begin_on_16_bytes(p.second)) return false;
+  return weights_begin_on_16_bytes(p.first) && weights_begin_on_16_bytes(p.second);
+}
+
+// Whether blocks of threads can hold the weights of both convolutions; sets where they lie, and
+// what else a block has.
+inline bool set_whole(const Prologue& p, const Sizes& s, WholeConv& first, WholeConv& second,
+                      WholeRoom& room) {
+  if (!may_be_whole(p, s, kMostTaps)) return false;
   int bytes = 0, device = 0, most = 0;
   first = whole_conv(p.first, bytes);
   second = whole_conv(p.second, bytes);
@@ -199,13 +204,9 @@ inline PairConv pair_conv(const Conv& from, bool backward, int& bytes) {
 // else a block has. Halves of q and of k are whole heads and whole tiles of tensor cores.
 template <typename Room, typename Pairs>
 bool set_pairs(const Prologue& p, const Sizes& s, bool backward, Pairs& pairs) {
-  constexpr int kMostWidth = 1024;  // far more than fits
-  if (p.z.dtype == DType::kF32 || !p.convolve || s.depthwise || s.qk > kMostWidth) return false;
+  if (!may_be_whole(p, s, kMostPairTaps)) return false;
   if (s.dim % 16 != 0 || p.mix.heads % 2 != 0 || p.mix.heads_kv % 2 != 0) return false;
   if (p.first.blocks != 2 || p.second.block[0].group != p.second.block[0].channels) return false;
-  if (std::max(p.first.taps, p.second.taps) > kMostPairTaps) return false;
-  if (p.first.block[0].bias.given() || p.second.block[0].bias.given()) return false;
-  if (!weights_begin_on_16_bytes(p.first) || !weights_begin_on_16_bytes(p.second)) return false;
   int bytes = 0;
   pairs.first = pair_conv(p.first, backward, bytes);
   pairs.second = pair_conv(p.second, backward, bytes);
