@@ -24,7 +24,7 @@ TensorView Memory::at(const Slot& slot) const {
   std::byte* const room = slot.room == Room::kForward    ? forward
                           : slot.room == Room::kBackward ? backward
                                                          : saved;
-  view.data = room == nullptr ? nullptr : room + slot.offset;
+  view.data = room == nullptr || !slot.made() ? nullptr : room + slot.offset;
   return view;
 }
 
