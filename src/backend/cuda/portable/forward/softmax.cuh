@@ -81,15 +81,20 @@ struct RunningSoftmax {
       const float minus_base = reference[r] == -__builtin_huge_valf() ? 0.0f : -reference[r];
 #pragma unroll
       for (int n = 0; n < kNTiles; ++n) {
-        float p[2];
+        [[maybe_unused]] float first = 0;
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int x = 2 * half + e;
+        for (int x = 2 * half; x < 2 * half + 2; ++x) {
           const float y = exponent(4 * n + x, scores[n][x], minus_base);
-          p[e] = kMixed && n % 4 == 3 && x == 3 ? ptx::exp2_cubic(y) : ptx::exp2_approx(y);
-          scores[n][x] = p[e];
+          const float p = kMixed && n % 4 == 3 && x == 3 ? ptx::exp2_cubic(y) : ptx::exp2_approx(y);
+          scores[n][x] = p;
+          if constexpr (!kMixed) {
+            sum[r] += p;
+          } else if (x == 2 * half) {
+            first = p;
+          } else {
+            sum[r] += first + p;
+          }
         }
-        sum[r] = kMixed ? sum[r] + (p[0] + p[1]) : sum[r] + p[0] + p[1];
       }
     }
   }
