@@ -35,7 +35,8 @@ struct ThreadScratch {
     const int64_t forward = rows + 2 * p.dim_v + p.dim_qk;
     const int64_t bias = has(p.features, Feature::kBias) ? kBiasRows : 0;
     const int64_t backward = pass == Pass::kForward ? 0 : p.kv_len * (p.dim_qk + p.dim_v + bias);
-    constexpr int64_t kAlign = sizeof(double) / sizeof(Real);  // which HeadRows asks for
+    // Which HeadRows asks for.
+    constexpr int64_t kAlign = int64_t{sizeof(double)} / int64_t{sizeof(Real)};
     return ceil_div(forward + backward, kAlign) * kAlign;
   }
 

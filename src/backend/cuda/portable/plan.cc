@@ -107,12 +107,13 @@ struct RowCut {
 };
 
 RowCut row_cut(const AttentionProblem& p, int key_tile, double waves, bool longest_first) {
+  const int64_t group = p.head_q / p.head_kv;
   RowCut cut{};
-  cut.rows = static_cast<double>(p.head_q / p.head_kv * p.q_len);
+  cut.rows = static_cast<double>(group * p.q_len);
   cut.seen = cut.mean = cut.rows;
   if (p.mask.right >= 0 && p.mask.left >= 0 && p.mask.prefix == 0) {
     const int64_t reach = std::min(p.q_len, p.mask.left + p.mask.right + key_tile);
-    cut.seen = cut.mean = static_cast<double>(p.head_q / p.head_kv * reach);
+    cut.seen = cut.mean = static_cast<double>(group * reach);
   } else if (p.mask.right >= 0) {
     cut.mean = cut.rows / 2;
   }
