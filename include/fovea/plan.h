@@ -46,6 +46,8 @@ struct PlanOptions {
   int threads = 0;  // CPU engines; 0: FOVEA_NUM_THREADS, or all cores this process may use
   SoftmaxRule softmax = SoftmaxRule::kAny;     // Hopper engine; the others have one way
   Arithmetic arithmetic = Arithmetic::kExact;  // reference engine; the others have one way
+
+  friend bool operator==(const PlanOptions&, const PlanOptions&) = default;
 };
 
 class Plan {

@@ -97,8 +97,7 @@ struct LastPlan {
   std::optional<Plan> plan;
 
   bool is_for(const AttentionRequest& r) const {
-    return plan && problem == r.problem && device == r.q.view.device &&
-           options.backend == r.options.backend && options.threads == r.options.threads;
+    return plan && problem == r.problem && device == r.q.view.device && options == r.options;
   }
 };
 

@@ -1,6 +1,7 @@
 // torch's own op for attention by kernels of others, on the CPU and on GPUs. torch has a gradient
 // for it and no kernel: a call through it is recorded, and differentiated, without Python.
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "attention_call.h"
@@ -13,7 +14,8 @@ namespace {
 void set_problem(AttentionRequest& r, double dropout, bool is_causal, std::optional<double> scale) {
   if (dropout != 0) {
     throw std::runtime_error(
-        "fovea: dropout_p must be 0 in the op of torch's that fovea stands in");
+        "fovea: dropout_p is " + std::to_string(dropout) +
+        ", must be 0 in aten::_scaled_dot_product_fused_attention_overrideable");
   }
   r.order = Order::kHeadsFirst;
   r.problem.mask.right = is_causal ? 0 : Mask::kUnbounded;

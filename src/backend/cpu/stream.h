@@ -153,10 +153,10 @@ template <int kRows, typename T>
 FOVEA_INLINE void stream_value_rows(float* acc, int64_t acc_stride, const float* p,
                                     int64_t p_stride, const T* v, int64_t v_stride, int keys,
                                     int dim) {
-  // Accumulators for half the registers: the more of a row is read at once, the better for memory.
-  constexpr int kPairs = kVectorRegisters == 32 && (kLanes == 4 || kRows <= 2)
-                             ? kVectorRegisters / 4 / (kLanes == 4 ? kRows : 2)
-                             : 2;
+  // Accumulators for half the registers, and of at most 128 columns: the more of a row is read at
+  // once, the better for memory.
+  constexpr int kMost = 64 / kLanes, kRoom = kVectorRegisters / 4 / kRows;
+  constexpr int kPairs = kVectorRegisters == 16 ? 2 : kRoom < kMost ? kRoom : kMost;
   int d = 0;
   for (; d + 2 * kPairs * kLanes <= dim; d += 2 * kPairs * kLanes) {
     stream_value_tile<kRows, kPairs>(acc + d, acc_stride, p, p_stride, v + d, v_stride, keys);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "backend/cuda/common/device_attribute.h"
 #include "base/ceil_div.h"
 #include "layers/cuda/prologue_plan.h"
 
@@ -152,23 +153,18 @@ inline bool may_be_whole(const Prologue& p, const Sizes& s, int most_taps) {
 inline bool set_whole(const Prologue& p, const Sizes& s, WholeConv& first, WholeConv& second,
                       WholeRoom& room) {
   if (!may_be_whole(p, s, kMostTaps)) return false;
-  int bytes = 0, device = 0, most = 0;
+  int bytes = 0;
   first = whole_conv(p.first, bytes);
   second = whole_conv(p.second, bytes);
   room = WholeRoom::of(bytes, s.qk, s.dim, bytes);
-  return bytes <= kWholeSharedBytes && cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) ==
-             cudaSuccess &&
-         most >= kWholeSharedBytes;
+  return bytes <= kWholeSharedBytes &&
+         fovea::cuda::device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >=
+             kWholeSharedBytes;
 }
 
 // Whether every block has a multiprocessor for itself.
 inline bool run_at_once(int blocks) {
-  int device = 0, multiprocessors = 0;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device) ==
-             cudaSuccess &&
-         blocks <= multiprocessors;
+  return blocks <= fovea::cuda::device_attribute(cudaDevAttrMultiProcessorCount);
 }
 
 // A convolution for pairs of blocks, each with the weights of its half of the channels, from

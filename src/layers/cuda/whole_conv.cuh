@@ -113,15 +113,15 @@ __device__ __forceinline__ void convolve_piece(const WholeBlock& b, int taps,
 }
 
 // All columns, a piece in turn to each warp.
-template <typename T, bool kBackward, int kM, typename Each>
+template <typename T, int kM, typename Each>
 __device__ __forceinline__ void convolve_rows(const WholeConv& conv, const std::byte* s_memory,
                                               const T* s_x, int pitch_x, const Each& each) {
   const int of_first = pieces_of(conv.block[0]);
   const int all = of_first + (conv.blocks > 1 ? pieces_of(conv.block[1]) : 0);
   for (int n = threadIdx.x / 32; n < all; n += blockDim.x / 32) {
     const int second = n >= of_first;
-    convolve_piece<T, kBackward, kM>(conv.block[second], conv.taps, s_memory, s_x, pitch_x,
-                                     n - second * of_first, each);
+    convolve_piece<T, false, kM>(conv.block[second], conv.taps, s_memory, s_x, pitch_x,
+                                 n - second * of_first, each);
   }
 }
 

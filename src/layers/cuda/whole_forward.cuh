@@ -46,16 +46,15 @@ struct WholeForward {
 
 constexpr int kWholeSharedBytes = 220 * 1024;
 
-// A block's rows between the convolutions, of u or of its gradient, from shared memory.
-template <typename Whole, typename T>
-__device__ __forceinline__ void store_near_rows(const Whole& a, const Rows& to, const T* s_near,
-                                                int begin) {
+// A block's rows between the convolutions, from shared memory.
+template <typename T>
+__device__ __forceinline__ void store_u(const WholeForward& a, const T* s_u, int begin) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (int r = warp; r < kWholeRows; r += kWholeWarps) {
     const RowAt at(begin + r, a.span);
     if (begin + r >= a.all_rows || at.r >= a.u_rows) continue;
     for (int i = lane * 8; i < a.width; i += 256) {
-      store_eight(to.at<T>(at.b, at.r) + i, load_eight(s_near + r * a.room.pitch + i));
+      store_eight(a.u.at<T>(at.b, at.r) + i, load_eight(s_u + r * a.room.pitch + i));
     }
   }
 }
@@ -116,15 +115,15 @@ __global__ void __launch_bounds__(kWholeThreads, 1)
       sums.store(c, finish.lanes, r);
     }
   }
-  convolve_rows<T, false, kM + 1>(
+  convolve_rows<T, kM + 1>(
       a.first, shared, s_z, pitch,
       [&](int n, int m, const ptx::Fragment& sum) { store_fragment(s_u, pitch, n, m, sum); });
   ptx::cp_async_wait<0>();
   __syncthreads();
-  store_near_rows(a, a.u, s_u, begin);
-  convolve_rows<T, false, kM>(
-      a.second, shared, s_u, pitch,
-      [&](int n, int m, const ptx::Fragment& sum) { store_fragment(s_sums, pitch, n, m, sum); });
+  store_u(a, s_u, begin);
+  convolve_rows<T, kM>(a.second, shared, s_u, pitch, [&](int n, int m, const ptx::Fragment& sum) {
+    store_fragment(s_sums, pitch, n, m, sum);
+  });
   __syncthreads();
   for (int col = 0; col < a.width; col += a.tile_cols) {
     finish.heads<T>(s_sums + col, pitch, kRows, col, min(a.tile_cols, a.width - col),

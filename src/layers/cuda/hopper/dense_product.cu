@@ -1,4 +1,5 @@
 // Launching of dense products over taps, in the types that they are made for.
+#include "backend/cuda/common/device_attribute.h"
 #include "backend/cuda/common/launch.cuh"
 #include "backend/cuda/hopper/tensor_map.h"
 #include "base/ceil_div.h"
@@ -43,11 +44,9 @@ TensorView weights_of(const TapProduct& a, const TapBlock& block) {
 }
 
 bool is_hopper() {
-  int device = 0, major = 0, minor = 0;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess &&
-         major == 9 && minor == 0;
+  using fovea::cuda::device_attribute;
+  return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
+         device_attribute(cudaDevAttrComputeCapabilityMinor) == 0;
 }
 
 }  // namespace

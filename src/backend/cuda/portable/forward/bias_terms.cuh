@@ -67,8 +67,8 @@ class BiasTerms : public TermRows<kM> {
     ahead_key_ = first;
   }
 
-  // What the scores of keys first .. begin at, exactly so. `now`: it
-  // has been fetched; what keys next .. begin at is fetched besides (unless negative).
+  // What the scores of keys first .. begin at, exactly so. `now`: it has been fetched; what keys
+  // next .. begin at is fetched besides (unless negative).
   __device__ __forceinline__ void start(Scores& scores, int first, bool now, int next) {
     if (now) {
       wait();
