@@ -1,6 +1,7 @@
 // CCGQA: one projection, the prologue, attention, one projection.
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 
 #include "api/guard.h"
 #include "base/refusal.h"
@@ -201,9 +202,29 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     p.dim_qk = p.dim_v = o_.head_dim;
     p.dtype = dtype;
     p.mask = mask_of(o_.causal, o_.sliding_window);
-    p.scale = o_.softmax_scale;
+    p.scale = scale();
     p.tf32 = o_.tf32;
+    if (scales_queries()) {
+      // Temperatures are read by the device alone: the bound of logits is no more than a belief.
+      constexpr double kUsualTemperature = 4;
+      p.scale = std::numbers::ln2;
+      p.logit_bound = length() * length() * scale() * kUsualTemperature;
+    }
     return p;
+  }
+
+  double scale() const {
+    return o_.softmax_scale.value_or(1 / std::sqrt(static_cast<double>(o_.head_dim)));
+  }
+  // Of normalised heads.
+  double length() const {
+    return o_.sqrt_dim_norm ? std::sqrt(static_cast<double>(o_.head_dim)) : 1;
+  }
+  // Whether the prologue gives q the scale, in log2 units, so that products are exponents of 2. It
+  // does where half precision holds the result as well as it holds q.
+  bool scales_queries() const {
+    constexpr double kLeastScale = 1.0 / 256, kMostScale = 1;
+    return o_.qk_norm && scale() >= kLeastScale && scale() <= kMostScale;
   }
 
   Prologue prologue(const Memory& at, const LayerInputs& in, const CcgqaWeights& weights,
@@ -215,7 +236,8 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
              .couple = o_.qk_mean,
              .coupling = o_.coupling,
              .norm = o_.qk_norm,
-             .length = o_.sqrt_dim_norm ? std::sqrt(static_cast<double>(o_.head_dim)) : 1,
+             .length = length(),
+             .query_length = scales_queries() ? length() * scale() * std::numbers::log2e : length(),
              .kind = o_.temperature,
              .temperature = weights.temperature,
              .positions = {in.position_ids, past},

@@ -37,7 +37,8 @@ struct HeadMix {
   bool couple = true;
   CcgqaCoupling coupling = CcgqaCoupling::kAllHeads;
   bool norm = true;
-  double length = 1;  // of normalised q and k
+  double length = 1;        // of normalised k
+  double query_length = 1;  // of normalised q, with what takes products to exponents of 2
   KeyTemperature kind = KeyTemperature::kShared;
   TensorView temperature;  // [1] or [heads_kv]
   RowPositions positions;

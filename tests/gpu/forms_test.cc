@@ -50,6 +50,22 @@ TEST_F(Forms, LogitBoundTrueAndFalse) {
   }
 }
 
+// Enough rows for every warp to have its own: weights then refer to 0, and with a scale of ln 2
+// products are exponents as they are. Rows that see no key, and scores far from 0, are found out.
+TEST_F(Forms, LogitBoundOfManyRows) {
+  for (const char* dim : {"b=64 hq=8 hkv=2 d=16", "b=8 hq=16 hkv=4 d=16", "b=8 hq=16 hkv=4 d=32",
+                          "b=8 hq=16 hkv=4 d=64"}) {
+    for (const char* data : {"normal", "large_logits", "tiny"}) {
+      for (const char* scale : {"0.6931471805599453", "0.25", "40"}) {
+        for (const char* extra : {"q=520 mask=causal", "q=520 kv=391 mask=causal", "q=520"}) {
+          expect(std::string(dim) + " logit_bound=20 dtype=bf16 scale=" + scale + " data=" + data +
+                 " " + extra);
+        }
+      }
+    }
+  }
+}
+
 TEST_F(Forms, StridesAndPadding) {
   for (const char* dtype : kDTypes) {
     for (const char* layout : {"order=bshd", "order=bhsd pad=8", "order=bshd pad=1",

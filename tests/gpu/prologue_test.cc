@@ -121,6 +121,7 @@ Call make_call(const Spec& s, DType dtype) {
            .coupling = s.coupling,
            .norm = s.norm,
            .length = s.conv == CcgqaConv::kHeadsThenAll ? 1 : std::sqrt(static_cast<double>(s.dim)),
+           .query_length = 0.7,
            .kind = s.temperature,
            .temperature = {},
            .positions = {{}, s.first},

@@ -172,8 +172,8 @@ struct Couple {
 
   // What a head's length becomes.
   static R length_of(const CoupleRows& a, int64_t h) {
+    if (h < a.heads) return static_cast<R>(a.query_length);
     const R length = static_cast<R>(a.length);
-    if (h < a.heads) return length;
     const T* const t = static_cast<const T*>(a.temperature);
     const R given = value_of(t[a.kind == Temperature::kShared ? 0 : h - a.heads]);
     if (a.kind != Temperature::kPerHeadExp) return length * given;

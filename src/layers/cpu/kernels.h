@@ -76,7 +76,7 @@ struct CoupleRows {
   Coupling coupling = Coupling::kNone;
   bool convolve = true;  // backward: `before` has another way to the result than the coupling
   bool norm = true;
-  double length = 1;
+  double length = 1, query_length = 1;
   Temperature kind = Temperature::kShared;
   const void* temperature = nullptr;
   Rotation rotation;

@@ -135,6 +135,7 @@ CoupleRows CpuEngine::couple_rows(const Prologue& p, Direction direction) const 
   a.convolve = p.convolve;
   a.norm = mix.norm;
   a.length = mix.length;
+  a.query_length = mix.query_length;
   a.kind = mix.kind == KeyTemperature::kShared    ? Temperature::kShared
            : mix.kind == KeyTemperature::kPerHead ? Temperature::kPerHead
                                                   : Temperature::kPerHeadExp;

@@ -8,7 +8,7 @@ namespace fovea::layers::cuda {
 
 struct HeadNorm {
   bool norm = true;
-  float length = 1;
+  float length = 1, query_length = 1;
   KeyTemperature kind = KeyTemperature::kShared;
   const void* temperature = nullptr;
 };
@@ -18,7 +18,7 @@ constexpr float kShortest = 1e-12f;  // a head is divided by its length, or by t
 // What a head's length becomes.
 template <typename T>
 __device__ __forceinline__ float length_of(const HeadNorm& n, int head, int heads) {
-  if (head < heads) return n.length;
+  if (head < heads) return n.query_length;
   const T* const t = static_cast<const T*>(n.temperature);
   const float given = ptx::to_float(t[n.kind == KeyTemperature::kShared ? 0 : head - heads]);
   return n.length * (n.kind == KeyTemperature::kPerHeadExp ? expf(given) : given);

@@ -62,7 +62,8 @@ inline Coupling coupling_of(const HeadMix& mix, bool forward) {
 }
 
 inline HeadNorm norm_of(const HeadMix& mix) {
-  return {mix.norm, static_cast<float>(mix.length), mix.kind, mix.temperature.data};
+  return {mix.norm, static_cast<float>(mix.length), static_cast<float>(mix.query_length), mix.kind,
+          mix.temperature.data};
 }
 
 // The weights of a convolution, packed for a product; `packs` gets the work.

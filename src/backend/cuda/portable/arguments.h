@@ -17,7 +17,10 @@ struct ForwardArguments {
   int batch;
   bool longest_first;   // tiles of rows in the order of their work over all heads, not head by head
   bool tiles_of_heads;  // no tile holds rows of two heads
-  int turn;             // where warps share rows: blocks from this one on in the opposite order
+  // Logits are believed to be near 0 (logit_bound), which is what weights then refer to; and q
+  // comes so scaled that products are logits in log2 units already.
+  bool bounded, products_are_exponents;
+  int turn;  // where warps share rows: blocks from this one on in the opposite order
   // Of batch * head_kv, head_kv, tiles of rows of a KV head, group.
   Divider of_heads, of_head_kv, of_tiles, of_group;
 

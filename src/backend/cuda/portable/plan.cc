@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numbers>
 #include <span>
 
 #include "backend/sequence.h"
@@ -27,6 +28,9 @@ constexpr int64_t kSmallRowTiles = 64;     // the same with small heads, where t
 // What one launch that does all may have for an SM: keys, rows, scores times the head dim.
 constexpr int64_t kShortKeys = 128, kShortRows = 1024, kShortWork = 5 << 18;
 constexpr double kLeastScale = 1e-6;  // that a term is divided by
+// Logits up to which weights may refer to 0: far from where sums leave the range of floats.
+constexpr double kMostLogitBound = 44;
+constexpr double kSameScale = 1e-6;  // relative: less than the rounding of scores
 
 // What scores need besides a positive scale and a range of visible keys.
 Terms terms_of(const AttentionProblem& p) {
@@ -249,6 +253,10 @@ ForwardArguments plan_forward(const AttentionProblem& p, const ForwardConfig& c,
   // Blocks whose warps share rows run all at once, the second of an SM beside its first: the
   // shortest beside the longest.
   a.turn = cut.longest_first ? gpu.sm_count : std::numeric_limits<int>::max();
+  a.bounded = p.logit_bound && *p.logit_bound <= kMostLogitBound && cut.parts == 1 &&
+              !has(p.features, Feature::kSink);
+  a.products_are_exponents =
+      a.bounded && std::abs(scale_of(p) * std::numbers::log2e - 1) < kSameScale;
   a.tiles_of_heads = tiles_of_heads(p, c);
   a.of_heads = Divider::by(p.batch * p.head_kv);
   a.of_head_kv = Divider::by(p.head_kv);

@@ -32,6 +32,8 @@ class ForwardBlock {
   static constexpr bool kApart = kComputed && kC.dim_qk <= 64;
   static constexpr bool kBias = kC.terms == Terms::kBias, kMask = kC.terms == Terms::kMask;
   static constexpr bool kRead = kBias || kMask;
+  // A warp that shares its rows may see none of the keys, and cannot tell small weights from none.
+  static constexpr bool kMayBeBounded = kC.terms == Terms::kNone && kC.key_warps == 1;
   static constexpr int kM = kC.m_tiles, kOut = kC.dim_v / 8;
   static constexpr int kTileQ = kC.tile_q(), kTileKv = kC.tile_kv;
   static constexpr int kSharing = kC.key_warps;
@@ -56,10 +58,10 @@ class ForwardBlock {
   __device__ __forceinline__ void run() {
     if (!start()) return;
     for (;;) {
-      softmax_.start();
+      softmax_.start(bounded());
       start_sink();
       tile::clear(out_);
-      settled_ = false;
+      settled_ = bounded();
       [[maybe_unused]] int first = kRead ? Stages::first_key(place_, 0) : 0, next = -1;
       for (int n = 0; n < place_.count; ++n) {
         // The first two tiles were asked for together.
@@ -146,6 +148,11 @@ class ForwardBlock {
   static __device__ __forceinline__ int share() { return warp() % kSharing; }
   static __device__ __forceinline__ int first_row() { return warp() / kSharing * kM * 16; }
 
+  // Whether weights refer to 0, so that no score is looked at before it is weighed.
+  __device__ __forceinline__ bool bounded() const {
+    return kMayBeBounded && a_.bounded && !place_.careful;
+  }
+
   // Whether the sums and outputs of this lane's rows can be trusted.
   __device__ __forceinline__ bool plausible() const {
     bool trusted = true;
@@ -158,7 +165,7 @@ class ForwardBlock {
         zero = fmaf(out_[r / 2][d][r % 2 * 2 + 1], 0.0f, zero);
       }
       trusted &= zero == 0;
-      if (row_in_tile<kM, kSharing>(r) < place_.rows) trusted &= softmax_.in_range(r);
+      if (row_in_tile<kM, kSharing>(r) < place_.rows) trusted &= softmax_.in_range(r, bounded());
     }
     return trusted;
   }
@@ -219,12 +226,22 @@ class ForwardBlock {
       }
       if constexpr (kBold) settled_ = settled();
     }
-    if constexpr (kTight) {
-#pragma unroll 1
-      for (; c >= 0; c -= kSharing) {
-        const int chunk = c * kC.chunk_kv;
-        add_chunk<false, kC.chunk_kv>(s_k, s_v, chunk, first + chunk, true);
+    if constexpr (kTight && kMayBeBounded) {
+      if (a_.products_are_exponents) {
+        add_clear_chunks<true>(s_k, s_v, c, first);
+        return;
       }
+    }
+    if constexpr (kTight) add_clear_chunks<false>(s_k, s_v, c, first);
+  }
+
+  // Chunk c of a tile and those before it, which ask no questions.
+  template <bool kExponents>
+  __device__ __forceinline__ void add_clear_chunks(uint32_t s_k, uint32_t s_v, int c, int first) {
+#pragma unroll 1
+    for (; c >= 0; c -= kSharing) {
+      const int chunk = c * kC.chunk_kv;
+      add_chunk<false, kC.chunk_kv, false, kExponents>(s_k, s_v, chunk, first + chunk, true);
     }
   }
 
@@ -340,7 +357,8 @@ class ForwardBlock {
 
   // kCareful: some row may not see some key (unless `all`), or the reference may have to move.
   // kAlibi: what a computed term is where the two have code of their own; softcap otherwise.
-  template <bool kCareful, int kKeys, bool kAlibi = false>
+  // kExponents: as of RunningSoftmax.
+  template <bool kCareful, int kKeys, bool kAlibi = false, bool kExponents = false>
   __device__ __forceinline__ void add_chunk(uint32_t s_k, uint32_t s_v, int chunk, int first,
                                             bool all) {
     const bool alibi = kCareful || !kApart ? kComputed && computed().alibi() : kAlibi;
@@ -366,11 +384,12 @@ class ForwardBlock {
     if constexpr (kAnyTerms) rows.apply_terms(scores, first);
     if constexpr (kCareful) {
       if (!all) rows.hide_unseen(scores, first);
-      softmax_.step(scores, out_, to_log2);
+      if (!bounded()) softmax_.look(scores, out_, to_log2);
+      softmax_.weigh(scores, to_log2);
     } else if constexpr (kOneGo) {
       computed().cap_and_weigh(softmax_, scores);
     } else {
-      softmax_.template weigh<kC.width == Width::kCrowded>(scores, to_log2);
+      softmax_.template weigh<kC.width == Width::kCrowded, kExponents>(scores, to_log2);
     }
     if constexpr (kAnyTerms) {
       if (a_.p.drop_threshold != 0) rows.drop(scores, first);

@@ -13,29 +13,22 @@ template <int kMTiles>
 struct RunningSoftmax {
   static constexpr int kRows = 2 * kMTiles;
   static constexpr float kHeadroom = 8.0f;
-  static constexpr float kMostSum = 0x1p100f;
+  static constexpr float kMostSum = 0x1p100f, kLeastSum = 0x1p-100f;
 
   float reference[kRows];  // log2 units; -inf: no key seen yet
   float sum[kRows];        // of this lane's weights
 
-  __device__ __forceinline__ void start() {
+  // bounded: scores are believed to be near 0, which is the reference then.
+  __device__ __forceinline__ void start(bool bounded) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      reference[r] = -__builtin_huge_valf();
+      reference[r] = bounded ? 0.0f : -__builtin_huge_valf();
       sum[r] = 0;
     }
   }
 
-  // Turns scores into weights; `out` are the sums of weighted values, rescaled when the reference
-  // moves. `to_log2` takes scores to log2 units.
-  template <int kNTiles, int kOutTiles>
-  __device__ __forceinline__ void step(ptx::Fragment (&scores)[kMTiles][kNTiles],
-                                       ptx::Fragment (&out)[kMTiles][kOutTiles], float to_log2) {
-    look(scores, out, to_log2);
-    weigh(scores, to_log2);
-  }
-
-  // Moves the reference if these scores outgrow it.
+  // Moves the reference if these scores outgrow it; `out` are the sums of weighted values, rescaled
+  // then. `to_log2` takes scores to log2 units.
   template <int kNTiles, int kOutTiles>
   __device__ __forceinline__ void look(const ptx::Fragment (&scores)[kMTiles][kNTiles],
                                        ptx::Fragment (&out)[kMTiles][kOutTiles], float to_log2) {
@@ -60,12 +53,13 @@ struct RunningSoftmax {
 
   // Weights by the reference as it is. Without a look the caller has to ask in_range at the end.
   // kMixed: one of sixteen by multiply-adds, for kernels that wait for special functions.
-  template <bool kMixed = false, int kNTiles>
+  // kExponents: scores are in log2 units, and the reference is 0.
+  template <bool kMixed = false, bool kExponents = false, int kNTiles>
   __device__ __forceinline__ void weigh(ptx::Fragment (&scores)[kMTiles][kNTiles], float to_log2) {
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
       weigh_tile<kMixed>(m, scores[m], [&](int, float x, float minus_base) {
-        return fmaf(x, to_log2, minus_base);
+        return kExponents ? x : fmaf(x, to_log2, minus_base);
       });
     }
   }
@@ -99,8 +93,11 @@ struct RunningSoftmax {
     }
   }
 
-  // Whether row r's weights were not too large for its reference, which is one of its scores.
-  __device__ __forceinline__ bool in_range(int r) const { return sum[r] <= kMostSum; }
+  // Whether row r's weights were not too large for its reference, which is one of its scores; nor
+  // too small, where it is not.
+  __device__ __forceinline__ bool in_range(int r, bool bounded) const {
+    return sum[r] <= kMostSum && (!bounded || sum[r] >= kLeastSum);
+  }
 
   // The sums of the four lanes that share a row.
   __device__ __forceinline__ void finish() {
