@@ -112,18 +112,32 @@ def finish(device):
         torch.cuda.synchronize()
 
 
-def step_times(steppers, device, rounds=20):
-    """The median of each in ms, one after the other in every round."""
-    times = [[] for _ in steppers]
+def step_times(steppers, device, rounds=40):
+    """The median of each in ms; in every round one after the other, and back in the next."""
+    pairs = [(stepper, []) for stepper in steppers]
     for turn in range(rounds + 3):
-        for stepper, found in zip(steppers, times):
+        for stepper, found in pairs[:: 1 if turn % 2 else -1]:
             finish(device)
             begin = time.perf_counter()
             stepper()
             finish(device)
             if turn >= 3:
                 found.append(1e3 * (time.perf_counter() - begin))
-    return [sorted(found)[rounds // 2] for found in times]
+    return [sorted(found)[rounds // 2] for _, found in pairs]
+
+
+def as_graph(step):
+    """What replays a step's work on the GPU, without the time that Python takes to queue it."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
 
 
 def host_time(call, device, count=50, rounds=60):
@@ -162,8 +176,10 @@ def report_steps(device, width, layers, batch, length):
 
         return step
 
-    mine, theirs = step_times([stepper(pair[0], contextlib.nullcontext), stepper(pair[1], only_flash)], device)
-    print(f"step of {batch} x {length} tokens: {mine:.2f} ms (fovea), {theirs:.2f} ms (torch, flash)")
+    steps = [stepper(pair[0], contextlib.nullcontext), stepper(pair[1], only_flash)]
+    for how, make in [("", lambda step: step)] + [(" as a graph", as_graph)] * (device == "cuda"):
+        mine, theirs = step_times([make(step) for step in steps], device)
+        print(f"step of {batch} x {length} tokens{how}: {mine:.2f} ms (fovea), {theirs:.2f} ms (torch, flash)")
 
 
 def report_host(device):
