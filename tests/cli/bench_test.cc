@@ -110,7 +110,7 @@ TEST(BenchSuite, ListNamesThemAllWithoutMeasuring) {
   ASSERT_EQ(ran.code, 0) << ran.errors;
   for (const char* line :
        {"\nquick: ", "\ngpu-quick: ", "\ngpu-prefill: 24 cases", "\ngpu-small: 24 cases",
-        "\ngpu-features: 12 cases", "\ngpu-f32: 16 cases"}) {
+        "\ngpu-features: 14 cases", "\ngpu-f32: 16 cases"}) {
     EXPECT_TRUE(contains("\n" + ran.out, line)) << line << "\n" << ran.out;
   }
 }

@@ -36,6 +36,21 @@ TEST_F(Forms, BooleanMaskInEveryBroadcast) {
   }
 }
 
+// One term alone, whose kernels read it in vectors where keys and rows fill their tiles.
+TEST_F(Forms, OneTermInWholeTilesAndTheLast) {
+  for (const char* dtype : kDTypes) {
+    for (const char* dim : {"64", "96", "128"}) {
+      for (const char* term :
+           {"alibi", "alibi mask=causal", "softcap=30", "softcap=2 mask=causal", "boolmask=full",
+            "boolmask=b mask=causal", "boolmask=hq mask=window:50:3", "bias=full dbias",
+            "bias=full mask=causal dbias", "bias=b", "bias=full deterministic"}) {
+        expect("b=2 hq=4 hkv=2 q=200 kv=264 d=" + std::string(dim) + " " + term +
+               " dtype=" + dtype);
+      }
+    }
+  }
+}
+
 // A bound is a hint: where it is false the result must be right all the same.
 TEST_F(Forms, LogitBoundTrueAndFalse) {
   for (const char* dtype : kDTypes) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <tuple>
 
+#include "backend/cuda/common/alignment.h"
 #include "backend/cuda/common/call.h"
 #include "backend/cuda/common/error.h"
 #include "backend/cuda/portable/plan.h"
@@ -37,7 +38,7 @@ class PortableKernel : public BoundKernel {
       : p_(problem),
         device_(device.device.index),
         forward_(*find_forward(problem, device.gpu)),
-        backward_(*find_backward(problem)),
+        backward_(*find_backward(problem, device.gpu)),
         cut_(cut_forward(problem, forward_.config, device.gpu)),
         backward_cut_(cut_backward(problem, backward_.one_pass, device.gpu)),
         planned_forward_(plan_forward(problem, forward_.config, cut_, device.gpu)),
@@ -136,6 +137,7 @@ class PortableKernel : public BoundKernel {
     a.vector_dv = takes_vectors(t.dv);
     a.delta = static_cast<float*>(workspace.data);
     a.lse2 = a.delta + stat_rows();
+    a.marks_hidden_rows = backward_.config.terms == Terms::kMask;
     a.one_launch &= !t.dlse.given() &&
                     places_are_ints({&t.q, &t.k, &t.v, &t.out, &t.dout, &t.lse}) && a.vector_q &&
                     a.vector_k && a.vector_v && a.vector_out && a.vector_dout && a.vector_dq &&
@@ -156,6 +158,9 @@ class PortableKernel : public BoundKernel {
       a.dbias_heads = static_cast<int>(t.dbias.sizes[1]);
       a.dbias_rows = static_cast<int>(t.dbias.sizes[2]);
       a.dbias_is_f32 = t.dbias.dtype == DType::kF32;
+      a.dbias_in_pass = stores_dbias(a.p, t);
+      a.dbias_shift =
+          static_cast<const char*>(t.dbias.data) - static_cast<const char*>(t.bias.data);
     }
     if (t.dsink.given()) {
       a.dsink = static_cast<float*>(t.dsink.data);
@@ -168,6 +173,16 @@ class PortableKernel : public BoundKernel {
   }
 
  private:
+  // Whether the pass that reads the bias may store its gradient too.
+  bool stores_dbias(const Problem& p, const BackwardTensors& t) const {
+    const Broadcast from = p.bias, to = broadcast_of(t.dbias);
+    const bool whole = t.dbias.sizes[0] == p_.batch && t.dbias.sizes[1] == p_.head_q &&
+                       t.dbias.sizes[2] == p_.q_len;
+    return backward_.config.terms == Terms::kBias && p.term_runs && t.dbias.dtype == p_.dtype &&
+           rows_begin_on(t.dbias, 8) && whole && from.batch == to.batch && from.head == to.head &&
+           from.q == to.q && p.left < 0 && p.right < 0 && !p.lengths_are_read();
+  }
+
   int64_t partial_rows() const { return p_.batch * p_.head_q * p_.q_len; }
   int64_t stat_rows() const {
     return p_.head_q * (p_.layout == Layout::kPacked ? p_.total_q : p_.batch * p_.q_len);

@@ -20,11 +20,11 @@ __device__ __forceinline__ int whole_fragments(int rows) {
 }
 
 // Keys (or their values) from `first` on; those from `end` on become zeros.
-template <typename T, typename Tile, int kThreads>
+template <typename T, typename Tile, int kThreads, tile::RowOrder kOrder = tile::RowOrder::kPlain>
 __device__ __forceinline__ void load_keys(uint32_t shared, const Rows& t, const Place& place,
                                           int first, int end, int cols, bool vector) {
   const T* const base = rows_at<const T>(t, place.s, place.s.kv_row + first, place.head_kv);
-  tile::TileLoader<T, Tile, kThreads>::fill(shared, base, t.row, end - first, cols, vector);
+  tile::TileLoader<T, Tile, kThreads, kOrder>::fill(shared, base, t.row, end - first, cols, vector);
 }
 
 // Query rows of the KV head's group, or of a tensor shaped like them.

@@ -70,6 +70,14 @@ const Kernel* find_instance(std::span<const Kernel* const> table, const Attentio
   return best;
 }
 
+// Few dims have kernels of their own for one term alone; one that is a third too large still is
+// faster than that of all terms.
+template <typename Kernel>
+bool serves(const Kernel* one, const Kernel* any) {
+  return one != nullptr && any != nullptr &&
+         3 * padded_dims(one->config) <= 4 * padded_dims(any->config);
+}
+
 // Tiles take rows through the heads of a group, unless a head nearly fills them: rows of two heads
 // see different keys.
 bool tiles_of_heads(const AttentionProblem& p, const ForwardConfig& c) {
@@ -79,6 +87,12 @@ int64_t row_tiles(const AttentionProblem& p, const ForwardConfig& c) {
   const int64_t group = p.head_q / p.head_kv;
   return tiles_of_heads(p, c) ? group * ceil_div(p.q_len, c.tile_q())
                               : ceil_div(group * p.q_len, c.tile_q());
+}
+
+// Whether one pass may do all of backward.
+bool takes_one_pass(const AttentionProblem& p, const BackwardConfig& c, const GpuInfo& gpu) {
+  return c.one_pass() && p.determinism != Determinism::kRequired &&
+         c.key_shared_bytes() + kOwnSharedBytes <= gpu.shared_bytes;
 }
 
 // Whether a problem is over so soon that what is computed twice takes less than a second launch.
@@ -137,13 +151,10 @@ const ForwardKernel* find_forward(const AttentionProblem& p, const GpuInfo& gpu)
                          [&](const ForwardConfig& c) { return c.width == width; });
   };
   const ForwardKernel* const wide = of_width(Width::kWide);
-  if (terms != Terms::kNone && terms != Terms::kAny) {
-    // Few dims have kernels of their own for these; one that is a third too large still is faster.
+  if (is_one_term(terms)) {
     const ForwardKernel* const any =
         find_instance(forward_kernels(), p, Terms::kAny, [](const ForwardConfig&) { return true; });
-    const bool fits = wide != nullptr && any != nullptr &&
-                      3 * padded_dims(wide->config) <= 4 * padded_dims(any->config);
-    return fits ? wide : any;
+    return serves(wide, any) ? wide : any;
   }
   if (wide == nullptr) return nullptr;
   // Of the same dims; null where there is none.
@@ -169,9 +180,15 @@ const ForwardKernel* find_forward(const AttentionProblem& p, const GpuInfo& gpu)
   return wide;
 }
 
-const BackwardKernel* find_backward(const AttentionProblem& p) {
-  const Terms terms = terms_of(p) == Terms::kNone ? Terms::kNone : Terms::kAny;
-  return find_instance(backward_kernels(), p, terms, [](const BackwardConfig&) { return true; });
+const BackwardKernel* find_backward(const AttentionProblem& p, const GpuInfo& gpu) {
+  const Terms terms = terms_of(p);
+  const auto of_terms = [&](Terms which) {
+    return find_instance(backward_kernels(), p, which, [](const BackwardConfig&) { return true; });
+  };
+  if (!is_one_term(terms)) return of_terms(terms);
+  const BackwardKernel* const one = of_terms(terms);
+  const BackwardKernel* const any = of_terms(Terms::kAny);
+  return serves(one, any) && takes_one_pass(p, one->one_pass, gpu) ? one : any;
 }
 
 ForwardCut cut_forward(const AttentionProblem& p, const ForwardConfig& c, const GpuInfo& gpu) {
@@ -201,8 +218,7 @@ BackwardCut cut_backward(const AttentionProblem& p, const BackwardConfig& c, con
   constexpr int64_t kTile = BackwardConfig::kSumTile;
   BackwardCut cut;
   cut.one_launch = c.small_heads && is_short(p, c.dim_qk, gpu.sm_count);
-  cut.one_pass = c.one_pass() && p.determinism != Determinism::kRequired &&
-                 c.key_shared_bytes() + kOwnSharedBytes <= gpu.shared_bytes;
+  cut.one_pass = takes_one_pass(p, c, gpu);
   if (!cut.one_pass) return cut;
   const bool packed = p.layout == Layout::kPacked;
   const auto sum_rows = [&](int64_t rows) { return p.head_kv * (rows / kTile + p.batch) * kTile; };

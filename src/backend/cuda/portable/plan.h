@@ -11,7 +11,7 @@ namespace fovea::cuda {
 
 // Null where no instance holds the head dims.
 const ForwardKernel* find_forward(const AttentionProblem& p, const GpuInfo& gpu);
-const BackwardKernel* find_backward(const AttentionProblem& p);
+const BackwardKernel* find_backward(const AttentionProblem& p, const GpuInfo& gpu);
 
 // Keys are cut into parts when rows alone would leave the GPU idle.
 struct ForwardCut {

@@ -135,19 +135,27 @@ struct SharedTile<ptx::TensorFloat, kRows_, kCols_, kFrugal>
   };
 };
 
-// An order of rows within every 32 of a tile, for keys: the columns of scores that one lane holds
-// (8 n + 2 q + e of lane q, for all n and e) are then eight neighbouring keys, 8 q + 2 n + e. This
-// is the key that row `row` of such a tile holds; rows that are a sum of multiples of 16 and less
-// add.
-__host__ __device__ constexpr int runs_of_eight(int row) {
-  return (row & ~31) | (row & 6) << 2 | (row & 24) >> 2 | (row & 1);
+// Orders of rows within every 32 of a tile, for keys, in which what one lane holds of scores is of
+// neighbouring keys.
+// kRunsOfEight: its columns (8 n + 2 q + e of lane q, for all n and e) are keys 8 q + 2 n + e.
+// kRunsOfFour: its rows (8 n + g of group g of lanes, for all n) are keys 4 g + n.
+enum class RowOrder { kPlain, kRunsOfEight, kRunsOfFour };
+
+// The key that row `row` of such a tile holds; rows that are a sum of multiples of 16 and less add.
+template <RowOrder kOrder>
+__host__ __device__ constexpr int row_in_order(int row) {
+  switch (kOrder) {
+    case RowOrder::kRunsOfEight: return (row & ~31) | (row & 6) << 2 | (row & 24) >> 2 | (row & 1);
+    case RowOrder::kRunsOfFour: return (row & ~31) | (row & 7) << 2 | (row & 24) >> 3;
+    default: return row;
+  }
 }
 
 // Fills a tile from rows of global memory: rows from `rows` on (to `filled`, a multiple of 16, if
 // not all) and columns from `cols` on become zeros. `vector`: rows begin on 16 bytes and cols is a
 // whole number of chunks; the values then come by cp.async, otherwise they are there when fill
-// returns. kRuns: rows in the order above, and `filled` a multiple of 32.
-template <typename T, typename Tile, int kThreads, bool kRuns = false>
+// returns. kOrder: of rows, and `filled` then a multiple of 32.
+template <typename T, typename Tile, int kThreads, RowOrder kOrder = RowOrder::kPlain>
 struct TileLoader {
   static constexpr int kPerRow = Tile::kChunks % 8 == 0 ? 8 : Tile::kChunks % 4 == 0 ? 4 : 2;
   static constexpr int kRowStep = kThreads / kPerRow;
@@ -186,7 +194,7 @@ struct TileLoader {
   __device__ __forceinline__ static void fill_share(uint32_t shared, const Share& share,
                                                     int64_t stride) {
     constexpr bool kRepeats = kRowStep % 8 == 0;  // the exchange of chunks does
-    static_assert(!kRuns || kRowStep % 16 == 0);
+    static_assert(kOrder == RowOrder::kPlain || kRowStep % 16 == 0);
     const int first = threadIdx.x / kPerRow, lane = threadIdx.x % kPerRow;
     const T* source = share.source;
 #pragma unroll
@@ -257,9 +265,7 @@ struct TileLoader {
   }
 
  private:
-  __host__ __device__ static constexpr int source_row(int row) {
-    return kRuns ? runs_of_eight(row) : row;
-  }
+  __host__ __device__ static constexpr int source_row(int row) { return row_in_order<kOrder>(row); }
 
   __device__ __forceinline__ static void store_chunk(uint32_t shared, const T* source, int at,
                                                      int cols) {

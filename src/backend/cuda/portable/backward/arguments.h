@@ -15,6 +15,8 @@ struct BackwardArguments {
   // Of every query row, in the workspace: [batch|1][head_q][stat_rows].
   float* delta;  // sum_d dout * out - dlse
   float* lse2;   // lse in log2 units; +inf for a row that sees nothing, so that its weights are 0
+  // delta is NaN too where a row sees nothing but q or dout is not finite there; 0 otherwise.
+  bool marks_hidden_rows;
   int64_t stat_rows;  // q_len, or all rows when packed
   int batch, sm_count;
   bool one_launch;  // of backward/short.cuh, which takes whole vectors and no dlse
@@ -33,6 +35,10 @@ struct BackwardArguments {
   int64_t dbias_batch, dbias_head, dbias_q;    // strides; 0 where broadcast
   int dbias_batches, dbias_heads, dbias_rows;  // sizes
   bool dbias_is_f32;
+  // dbias is a whole tensor that lies as the bias does, dbias_shift bytes on, and rows see every
+  // key: what one pass works out for it is stored at once.
+  bool dbias_in_pass;
+  int64_t dbias_shift;
   float* dsink;
   int64_t dsink_head;
 };

@@ -30,11 +30,14 @@ struct BackwardConfig {
   Terms terms;
 
   static constexpr int kStages = 2;
-  static constexpr int kRowStats = 4;      // words of a query row in shared memory
   static constexpr int kSumTile = 128;     // rows of a tile of sums: a multiple of every tile
   static constexpr int kSumThreads = 256;  // that round them
 
   constexpr bool one_pass() const { return dq_row_warps > 0; }
+  // One term alone, for which the pass that does all has kernels of its own.
+  constexpr bool one_term() const { return is_one_term(terms); }
+  // Words of a query row in shared memory: lse2, delta, what it sees, and what its term needs.
+  constexpr int row_stats() const { return one_term() ? 6 : 4; }
   constexpr int key_tile() const { return key_warps / query_warps * 16 * key_m_tiles; }
   constexpr int key_threads() const { return 32 * key_warps; }
   constexpr int row_tile() const { return row_warps * 16 * row_m_tiles; }
@@ -46,7 +49,7 @@ struct BackwardConfig {
   // Keys in registers leave their memory to dQ, or K's stays for it.
   constexpr int small_shared_bytes() const {
     const int keys = key_tile() * pair_bytes();
-    const int rows = kStages * key_tile_q * (pair_bytes() + kRowStats * 4);
+    const int rows = kStages * key_tile_q * (pair_bytes() + row_stats() * 4);
     const int sums = kStages * key_warps * key_tile_q * dim_qk * 4;
     if (dq_of_products) return rows + (sums > keys ? sums : keys);
     return rows + keys + kStages * score_bytes();
@@ -56,7 +59,7 @@ struct BackwardConfig {
     if (small_heads) return small_shared_bytes();
     const int scores = (one_pass() ? kStages : 0) + (query_warps > 1 ? 1 : 0);
     return (key_tile() + kStages * key_tile_q) * pair_bytes() +
-           kStages * key_tile_q * kRowStats * 4 + scores * score_bytes();
+           kStages * key_tile_q * row_stats() * 4 + scores * score_bytes();
   }
   constexpr int row_shared_bytes() const {
     return (row_tile() + kStages * row_tile_kv) * pair_bytes();
@@ -135,7 +138,8 @@ constexpr BackwardConfig one_pass_config(Products products, int dim_qk, int dim_
     return c;
   }
   if (dim_qk > 64) c.key_warps = 8;
-  if (dim_qk > 64 && terms == Terms::kNone) c.query_warps = c.key_m_tiles = 2;
+  if (dim_qk > 64 && terms != Terms::kAny) c.query_warps = c.key_m_tiles = 2;
+  if (c.one_term()) c.masked_chunk = 16;
   return c;
 }
 
@@ -161,8 +165,9 @@ struct BackwardShape {
   static constexpr BackwardConfig kConfig = backward_config(kProductsOf<T>, kDimQk, kDimV, kTerms);
   static constexpr BackwardConfig kOnePass = one_pass_config(kProductsOf<T>, kDimQk, kDimV, kTerms);
   static constexpr ShortConfig kShort = short_config(kDimQk);  // with small heads
-  static_assert(kConfig.key_shared_bytes() <= kLeastSharedBytes &&
-                kConfig.row_shared_bytes() <= kLeastSharedBytes);
+  // Of one term alone there is but the one pass.
+  static_assert(kConfig.one_term() || (kConfig.key_shared_bytes() <= kLeastSharedBytes &&
+                                       kConfig.row_shared_bytes() <= kLeastSharedBytes));
 };
 
 }  // namespace fovea::cuda

@@ -21,11 +21,16 @@ struct Gradient {
   float bias;    // d loss / d bias
 };
 
-// With a positive scale and no other term; `dp` is dout . v - delta.
+// Of a weight of 2^x; `dp` is dout . v - delta.
+__device__ __forceinline__ Gradient gradient_at(float x, float dp) {
+  const float w = ptx::exp2_approx(x);
+  return {w, w * dp, w * dp};
+}
+
+// With a positive scale and no other term, or one that the product began at.
 __device__ __forceinline__ Gradient plain_gradient_of(const Problem& p, float raw, float dp,
                                                       float lse2) {
-  const float w = ptx::exp2_approx(fmaf(raw, p.scale * kLog2e, -lse2));
-  return {w, w * dp, w * dp};
+  return gradient_at(fmaf(raw, p.scale * kLog2e, -lse2), dp);
 }
 
 // With every term; `dp` is dout . v. Elements that a mask hides give exact zeros, whatever the

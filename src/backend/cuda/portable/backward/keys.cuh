@@ -6,6 +6,7 @@
 #pragma once
 
 #include "backend/cuda/portable/backward/key_elements.cuh"
+#include "backend/cuda/portable/backward/key_rows.cuh"
 #include "prim/cuda/ptx/barrier.cuh"
 #include "prim/cuda/ptx/grid_dependency.cuh"
 #include "prim/cuda/tile/products.cuh"
@@ -34,20 +35,22 @@ class KeyBlock {
   static constexpr int kDqWarpsM = kC.dq_row_warps, kDqWarpsN = kC.key_warps / kDqWarpsM;
   static constexpr int kDqM = kTileQ / 16 / kDqWarpsM, kDqN = kC.dim_qk / 8 / kDqWarpsN;
   using Steps = Ladder<kTileKv, kTileQ>;
-  using Elements = KeyElements<T, kM, kTileQ, kAnyTerms>;
-  using TileK = tile::SharedTile<T, kTileKv, kC.dim_qk>;
-  using TileV = tile::SharedTile<T, kTileKv, kC.dim_v>;
-  using TileQ = tile::SharedTile<T, kTileQ, kC.dim_qk>;
-  using TileDout = tile::SharedTile<T, kTileQ, kC.dim_v>;
-  using TileDs = tile::SharedTile<T, kTileKv, kTileQ>;  // gradients of scores, a key a row
+  using Elements = KeyElements<T, kM, kTileQ, kC.terms>;
+  static constexpr bool kReads = kReadsTerm<kC.terms>, kMask = kC.terms == Terms::kMask;
+  static constexpr tile::RowOrder kOrder = kKeyOrder<kC.terms>;
+  static constexpr bool kFrugal = kC.one_term();  // of registers
+  using TileK = tile::SharedTile<T, kTileKv, kC.dim_qk, kFrugal>;
+  using TileV = tile::SharedTile<T, kTileKv, kC.dim_v, kFrugal>;
+  using TileQ = tile::SharedTile<T, kTileQ, kC.dim_qk, kFrugal>;
+  using TileDout = tile::SharedTile<T, kTileQ, kC.dim_v, kFrugal>;
+  using TileDs = tile::SharedTile<T, kTileKv, kTileQ, kFrugal>;  // gradients of scores, a key a row
   static_assert(kShare == 1 || (kWantDq && kTileQ == kShare * kC.chunk));
 
  public:
   __device__ __forceinline__ KeyBlock(const BackwardArguments& a, RungPlace& place,
                                       unsigned char* memory)
-      : a_(a), place_(place), stats_(reinterpret_cast<float*>(memory)) {
-    s_stats_ = ptx::shared_address(memory);
-    s_k_ = s_stats_ + BackwardConfig::kStages * kTileQ * BackwardConfig::kRowStats * 4;
+      : a_(a), place_(place), rows_(a, place, reinterpret_cast<float*>(memory)) {
+    s_k_ = ptx::shared_address(memory) + BackwardConfig::kStages * kTileQ * kC.row_stats() * 4;
     s_v_ = s_k_ + TileK::kBytes;
     s_q_ = s_v_ + TileV::kBytes;
     s_dout_ = s_q_ + 2 * TileQ::kBytes;
@@ -63,10 +66,10 @@ class KeyBlock {
     }
     __syncthreads();
     if (place_.key_begin >= stored_keys()) return;
-    load_keys<T, TileK, kThreads>(s_k_, a_.k, place_, place_.key_begin, place_.s.kv_len, p.dim_qk,
-                                  a_.vector_k);
-    load_keys<T, TileV, kThreads>(s_v_, a_.v, place_, place_.key_begin, place_.s.kv_len, p.dim_v,
-                                  a_.vector_v);
+    load_keys<T, TileK, kThreads, kOrder>(s_k_, a_.k, place_, place_.key_begin, place_.s.kv_len,
+                                          p.dim_qk, a_.vector_k);
+    load_keys<T, TileV, kThreads, kOrder>(s_v_, a_.v, place_, place_.key_begin, place_.s.kv_len,
+                                          p.dim_v, a_.vector_v);
     if constexpr (kWantDk) tile::clear(dk_);
     if constexpr (kWantDv) tile::clear(dv_);
     // What the loop does not hold in registers is left to the sums.
@@ -88,6 +91,9 @@ class KeyBlock {
       if (threadIdx.x == 0) {
         place_.rungs[(n + 2) % 4] =
             Steps::rung_from(a_.p, place_, place_.rungs[(n + 1) % 4].tile + 1);
+      }
+      if constexpr (kMask) {
+        if (n == 0) look_at_keys();
       }
       if constexpr (kShare == 1) add_dq_before(n);
       step(n);
@@ -127,24 +133,7 @@ class KeyBlock {
                                      rows, a_.p.dim_qk, a_.vector_q);
     load_queries<T, TileDout, kThreads>(s_dout_ + stage * TileDout::kBytes, a_.dout, place_,
                                         a_.p.group, span, rows, a_.p.dim_v, a_.vector_dout);
-    const int at = stage * BackwardConfig::kRowStats * kTileQ;
-    for (int r = threadIdx.x; r < kTileQ; r += kThreads) {
-      if (r >= rows) {  // rows past the last: weights of zero
-        stats_[at + r] = kInfinity;
-        stats_[at + kTileQ + r] = 0;
-        reinterpret_cast<int2*>(stats_ + at + 2 * kTileQ)[r] = {-1, -1};
-        continue;
-      }
-      const Row which = span.of(place_.s, r);
-      const int64_t from =
-          stat_index(a_, place_.s, place_.head_kv * a_.p.group + which.head, which.i);
-      ptx::cp_async_4(s_stats_ + (at + r) * 4, a_.lse2 + from);
-      ptx::cp_async_4(s_stats_ + (at + kTileQ + r) * 4, a_.delta + from);
-      if (kAnyTerms || rung.masked) {
-        const Sight sight = sight_of(a_.p, place_.s, which.i);
-        reinterpret_cast<int2*>(stats_ + at + 2 * kTileQ)[r] = {sight.begin, sight.end};
-      }
-    }
+    rows_.load(stage, rung, span, rows);
   }
 
   __device__ __forceinline__ void round_keys() const {
@@ -161,10 +150,13 @@ class KeyBlock {
       }
       const Seen seen = seen_by_warp(n, chunk);
       bool dirty = false;
-      if (seen == Seen::kSome) {
-        dirty = share_chunk<true>(n, chunk);
+      if (seen != Seen::kNone && carefully(seen, n, chunk)) {
+#pragma unroll 1
+        for (int part = 0; part < kChunk; part += kMaskedChunk) {
+          dirty |= share_chunk<true, kMaskedChunk / 8>(n, chunk + part);
+        }
       } else if (seen == Seen::kAll) {
-        share_chunk<false>(n, chunk);
+        share_chunk<false, kChunk / 8>(n, chunk);
       } else {
         store_nothing(s_ds_ + ds_stage(n), chunk);
         store_nothing(s_weights_, chunk);
@@ -178,7 +170,7 @@ class KeyBlock {
 #pragma unroll 1
       for (int chunk = 0; chunk < kTileQ; chunk += kChunk) {
         const Seen seen = seen_by_warp(n, chunk);
-        if (kAnyTerms || seen == Seen::kSome) {
+        if (kAnyTerms || (seen != Seen::kNone && carefully(seen, n, chunk))) {
 #pragma unroll 1
           for (int part = 0; part < kChunk; part += kMaskedChunk) {
             add_chunk<true, kMaskedChunk / 8>(n, chunk + part);
@@ -209,11 +201,21 @@ class KeyBlock {
     if (begin >= place_.s.kv_len) return Seen::kNone;
     const bool whole = rung.tile * kTileQ + chunk + kChunk <= a_.p.group * place_.s.q_len;
     if (!rung.one_head || !whole) return Seen::kSome;
-    const int2* const sights = reinterpret_cast<const int2*>(
-        stats_ + n % 2 * BackwardConfig::kRowStats * kTileQ + 2 * kTileQ);
+    const int2* const sights = rows_.sights(n % 2);
     const int2 low = sights[chunk], high = sights[chunk + kChunk - 1];
     if ((high.y <= begin || low.x >= end) && prefix <= begin) return Seen::kNone;
     return (high.x <= begin && low.y >= end) || prefix >= end ? Seen::kAll : Seen::kSome;
+  }
+
+  // Whether a chunk takes what costs time: not all of it is seen, its term has to be read one by
+  // one, or something that a mask may hide is not finite.
+  __device__ __forceinline__ bool carefully(Seen seen, int n, int chunk) const {
+    if (seen == Seen::kSome) return true;
+    if constexpr (kMask) {
+      const Elements elements(a_, place_, rows_.stats(n % 2));
+      if (place_.dirty_keys || !elements.finite_rows(chunk)) return true;
+    }
+    return kReads && !a_.p.term_runs;
   }
 
   // Weights and gradients of scores; whether a row of q or dout is not finite.
@@ -222,14 +224,27 @@ class KeyBlock {
   __device__ __forceinline__ bool weigh(ptx::Fragment (&weights)[kM][kN],
                                         ptx::Fragment (&scores)[kM][kN], int n, int chunk) const {
     const int stage = n % 2;
-    const float* const stats = stats_ + stage * BackwardConfig::kRowStats * kTileQ;
     const uint32_t s_q = s_q_ + stage * TileQ::kBytes, s_dout = s_dout_ + stage * TileDout::kBytes;
-    const Elements elements(a_, place_, stats);
-    elements.start_from_delta(scores, chunk);
-    if constexpr (kC.keys_in_registers) {
+    const Elements elements(a_, place_, rows_.stats(stage));
+    uint32_t hidden = 0;
+    if constexpr (kReads) {
+      auto terms = terms_of<kN>(stage, chunk);
+      const int key = place_.key_begin + first_key();
+      if constexpr (kMasked) {
+        hidden = terms.start_each(weights, key, place_.s.kv_len);
+      } else {
+        terms.fetch(key);
+      }
+      elements.start_from_delta(scores, chunk);
+      tile::add_dot_rows<T, TileV, TileDout>(scores, s_v_, first_key(), s_dout, chunk);
+      if constexpr (!kMasked) terms.start(weights);
+      tile::add_dot_rows<T, TileK, TileQ>(weights, s_k_, first_key(), s_q, chunk);
+    } else if constexpr (kC.keys_in_registers) {
+      elements.start_from_delta(scores, chunk);
       tile::dot_fragments<T, TileQ>(weights, k_, s_q, chunk);
       tile::add_dot_fragments<T, TileDout>(scores, v_, s_dout, chunk);
     } else {
+      elements.start_from_delta(scores, chunk);
       tile::dot_rows<T, TileK, TileQ>(weights, s_k_, first_key(), s_q, chunk);
       tile::add_dot_rows<T, TileV, TileDout>(scores, s_v_, first_key(), s_dout, chunk);
     }
@@ -237,8 +252,27 @@ class KeyBlock {
     // see.
     const bool dirty = kMasked && Elements::any_nonfinite(weights, scores);
     elements.template weigh<kMasked>(weights, scores, place_.rungs[n % 4], first_key(), chunk,
-                                     dirty);
+                                     dirty, hidden);
     return dirty;
+  }
+
+  template <int kN>
+  __device__ __forceinline__ KeyTerms<T, kC.terms, kN> terms_of(int stage, int chunk) const {
+    return KeyTerms<T, kC.terms, kN>(a_.p, rows_.terms(stage, chunk));
+  }
+  template <bool kMasked, int kN>
+  __device__ __forceinline__ void store_dbias(const ptx::Fragment (&scores)[kM][kN], int n,
+                                              int chunk) const {
+    if (!a_.dbias_in_pass) return;
+    const int key = place_.key_begin + first_key();
+    const auto terms = terms_of<kN>(n % 2, chunk);
+    if constexpr (kMasked) {
+      const int first = place_.rungs[n % 4].tile * kTileQ + chunk;
+      terms.store_each(scores, key, place_.s.kv_len, a_.p.group * place_.s.q_len - first,
+                       a_.dbias_shift);
+    } else {
+      terms.store(scores, key, a_.dbias_shift);
+    }
   }
 
   template <bool kMasked, int kN>
@@ -255,14 +289,16 @@ class KeyBlock {
     if constexpr (kWantDq) {
       tile::store_fragments<T, TileDs>(s_ds_ + ds_stage(n), first_key(), chunk, scores);
     }
+    if constexpr (kC.terms == Terms::kBias) store_dbias<kMasked>(scores, n, chunk);
   }
 
-  template <bool kMasked>
+  template <bool kMasked, int kN>
   __device__ __forceinline__ bool share_chunk(int n, int chunk) {
-    ptx::Fragment weights[kM][kChunk / 8], scores[kM][kChunk / 8];
+    ptx::Fragment weights[kM][kN], scores[kM][kN];
     const bool dirty = weigh<kMasked>(weights, scores, n, chunk);
     tile::store_fragments<T, TileDs>(s_weights_, first_key(), chunk, weights);
     tile::store_fragments<T, TileDs>(s_ds_ + ds_stage(n), first_key(), chunk, scores);
+    if constexpr (kC.terms == Terms::kBias) store_dbias<kMasked>(scores, n, chunk);
     return dirty;
   }
   __device__ __forceinline__ void add_shared_products(int n, bool dirty) {
@@ -286,13 +322,21 @@ class KeyBlock {
   // in a step it is done is of no matter but to the registers.
   __device__ __forceinline__ void add_dq_before(int n) const {
     if constexpr (kWantDq) {
-      if (n == 0) {
-        const bool found = __syncthreads_or(tile::holds_nonfinite<T, TileK>(s_k_, kThreads));
-        if (threadIdx.x == 0) place_.dirty_keys = found;
-      } else {
+      if (n > 0) {
         add_dq(n - 1);
+      } else if constexpr (!kMask) {
+        look_at_keys();
       }
     }
+  }
+
+  // Whether keys are finite; and values, which a mask may hide, and then before the first rung.
+  __device__ __forceinline__ void look_at_keys() const {
+    bool found = tile::holds_nonfinite<T, TileK>(s_k_, kThreads);
+    if constexpr (kMask) found |= tile::holds_nonfinite<T, TileV>(s_v_, kThreads);
+    found = __syncthreads_or(found);
+    if (threadIdx.x == 0) place_.dirty_keys = found;
+    if constexpr (kMask) __syncthreads();
   }
 
   // Of the n-th rung, whose gradients of scores everybody has stored.
@@ -314,26 +358,26 @@ class KeyBlock {
   __device__ __forceinline__ void add_sums() const {
     const int key = place_.key_begin + first_key(), keys = stored_keys() - key;
     const int64_t at = key_sum_row(a_.p, place_) + key;
-    add_key_sums<kC.dim_qk>(a_.dk_sum, at, keys, share() * (kC.dim_qk / kShare), dk_);
-    add_key_sums<kC.dim_v>(a_.dv_sum, at, keys, share() * (kC.dim_v / kShare), dv_);
+    add_key_sums<kC.dim_qk, kOrder>(a_.dk_sum, at, keys, share() * (kC.dim_qk / kShare), dk_);
+    add_key_sums<kC.dim_v, kOrder>(a_.dv_sum, at, keys, share() * (kC.dim_v / kShare), dv_);
   }
 
   __device__ __forceinline__ void store() const {
     const int key = place_.key_begin + first_key(), keys = stored_keys();
     if constexpr (kWantDk) {
-      store_key_rows<T>(a_.dk, place_, key, keys, share() * (kC.dim_qk / kShare), dk_, a_.p.scale,
-                        a_.p.dim_qk, a_.vector_dk);
+      store_key_rows<T, kOrder>(a_.dk, place_, key, keys, share() * (kC.dim_qk / kShare), dk_,
+                                a_.p.scale, a_.p.dim_qk, a_.vector_dk);
     }
     if constexpr (kWantDv) {
-      store_key_rows<T>(a_.dv, place_, key, keys, share() * (kC.dim_v / kShare), dv_, 1, a_.p.dim_v,
-                        a_.vector_dv);
+      store_key_rows<T, kOrder>(a_.dv, place_, key, keys, share() * (kC.dim_v / kShare), dv_, 1,
+                                a_.p.dim_v, a_.vector_dv);
     }
   }
 
   const BackwardArguments& a_;
   RungPlace& place_;
-  float* const stats_;  // [stage][lse2, delta, sight (two)][kTileQ]
-  uint32_t s_stats_, s_k_, s_v_, s_q_, s_dout_, s_ds_, s_weights_;
+  const KeyRows<kTileQ, kTileKv, kThreads, kC.terms> rows_;
+  uint32_t s_k_, s_v_, s_q_, s_dout_, s_ds_, s_weights_;
   uint32_t k_[kM][kC.keys_in_registers ? kC.dim_qk / 16 : 1][4];
   uint32_t v_[kM][kC.keys_in_registers ? kC.dim_v / 16 : 1][4];
   ptx::Fragment dk_[kM][kWantDk ? kC.dim_qk / 8 / kShare : 1];

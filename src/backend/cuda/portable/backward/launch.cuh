@@ -79,7 +79,7 @@ cudaError_t launch_backward(const BackwardArguments& a, cudaStream_t stream) {
            heads * (ceil_div(group_rows, BackwardConfig::kSumTile) + key_tiles),
            BackwardConfig::kSumThreads, 0);
     }
-  } else {
+  } else if constexpr (!kC.one_term()) {
     if constexpr (kC.split) {
       keys(Kernel<backward_keys_kernel<Shape, static_cast<int>(KeySums::kDk)>>{}, kC);
       keys(Kernel<backward_keys_kernel<Shape, static_cast<int>(KeySums::kDv)>>{}, kC);
@@ -89,9 +89,9 @@ cudaError_t launch_backward(const BackwardArguments& a, cudaStream_t stream) {
     then(Kernel<backward_rows_kernel<Shape>>{}, heads * ceil_div(group_rows, kC.row_tile()),
          kC.row_threads(), kC.row_shared_bytes());
   }
-  if constexpr (kC.terms == Terms::kAny) {
+  if constexpr (kC.terms == Terms::kAny || kC.terms == Terms::kBias) {
     using Bias = BiasBlock<T, kC.dim_qk, kC.dim_v>;
-    if (a.dbias != nullptr) {
+    if (a.dbias != nullptr && !a.dbias_in_pass) {
       const int64_t row_tiles = a.dbias_rows == 1 ? 1 : ceil_div(p.q_len, Bias::kTileQ);
       const int64_t blocks = static_cast<int64_t>(a.dbias_batches) * a.dbias_heads * row_tiles *
                              ceil_div(p.kv_len, Bias::kTileKv);

@@ -73,6 +73,12 @@ __global__ void __launch_bounds__(kStatThreads)
     dot.add(rows_at<const T>(a.out, s, s.q_row + i, head),
             rows_at<const T>(a.dout, s, s.q_row + i, head), p.dim_v, lane, lanes,
             a.vector_out && a.vector_dout);
+    if (lse == -kInfinity && a.marks_hidden_rows) {
+      const T* const q = rows_at<const T>(a.q, s, s.q_row + i, head);
+      DotShare of_q;
+      of_q.add(q, q, p.dim_qk, lane, lanes, a.vector_q);
+      dot.zero += of_q.zero;
+    }
   }
   for (int64_t x = thread; x < a.sum_floats / 4; x += threads) {
     reinterpret_cast<float4*>(a.dq_sum)[x] = {0, 0, 0, 0};
@@ -85,7 +91,8 @@ __global__ void __launch_bounds__(kStatThreads)
   const int64_t at = stat_index(a, s, head, i);
   a.lse2[at] = lse == -kInfinity ? kInfinity : lse * kLog2e;
   const float delta = dot.zero != 0 ? __uint_as_float(kBadDout) : dot.sum - dlse;
-  a.delta[at] = lse == -kInfinity ? 0.0f : delta;
+  const bool hidden = lse == -kInfinity && !(a.marks_hidden_rows && dot.zero != 0);
+  a.delta[at] = hidden ? 0.0f : delta;
 }
 
 // One block a head, always in the same order.

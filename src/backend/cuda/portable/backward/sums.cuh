@@ -51,19 +51,34 @@ __device__ __forceinline__ void add_to_sums(float* sums, int64_t row, int col,
 }
 
 // The same of a warp's keys, 16 kM of them from row `row` on of which `keys` are stored: sums end
-// where whole tiles of theirs do.
-template <int kCols, int kM, int kN>
+// where whole tiles of theirs do. kOrder: of the keys in the fragments, not in the sums.
+template <int kCols, tile::RowOrder kOrder = tile::RowOrder::kPlain, int kM, int kN>
 __device__ __forceinline__ void add_key_sums(float* sums, int64_t row, int keys, int col,
                                              const ptx::Fragment (&x)[kM][kN]) {
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
-    if (16 * m < keys) add_to_sums<kCols>(sums, row + 16 * m, col, x[m]);
+    if constexpr (kOrder == tile::RowOrder::kPlain) {
+      if (16 * m < keys) add_to_sums<kCols>(sums, row + 16 * m, col, x[m]);
+    } else if (keys > 0) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int lane = threadIdx.x % 32;
+        const int in_warp = tile::row_in_order<kOrder>(m * 16 + half * 8 + lane / 4);
+        float4* const to = sum_at<kCols>(sums, row + in_warp / 16 * 16, col, in_warp / 8 % 2) +
+                           (in_warp % 8 - lane / 4) * 4;
+#pragma unroll
+        for (int n = 0; n < kN; n += 2) {
+          ptx::red_add_4(to + n / 2 * 64, x[m][n][2 * half], x[m][n][2 * half + 1],
+                         x[m][n + 1][2 * half], x[m][n + 1][2 * half + 1]);
+        }
+      }
+    }
   }
 }
 
 // A warp's keys, from `key` on, that no other block adds to: rounded at once. Columns from `col`
 // on.
-template <typename T, int kM, int kN>
+template <typename T, tile::RowOrder kOrder = tile::RowOrder::kPlain, int kM, int kN>
 __device__ __forceinline__ void store_key_rows(const Rows& t, const Place& place, int key,
                                                int stored_keys, int col,
                                                const ptx::Fragment (&x)[kM][kN], float scale,
@@ -72,7 +87,7 @@ __device__ __forceinline__ void store_key_rows(const Rows& t, const Place& place
   for (int m = 0; m < kM; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int at = key + m * 16 + half * 8 + threadIdx.x % 32 / 4;
+      const int at = key + tile::row_in_order<kOrder>(m * 16 + half * 8 + threadIdx.x % 32 / 4);
       if (at >= stored_keys) continue;
       tile::store_row(rows_at<T>(t, place.s, place.s.kv_row + at, place.head_kv) + col, x[m],
                       2 * half, scale, cols - col, pairs);

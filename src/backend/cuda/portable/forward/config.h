@@ -20,6 +20,7 @@ constexpr int element_bytes(Products products) { return products == Products::kH
 // What is done to scores besides a scale and a range of visible keys. kComputed: softcap or ALiBi.
 // kBias, kMask: one of them alone. kAny: all of it together, dropout, odd scales.
 enum class Terms { kNone, kComputed, kBias, kMask, kAny };
+constexpr bool is_one_term(Terms t) { return t != Terms::kNone && t != Terms::kAny; }
 // Of rows there are enough for every warp to have its own; or two, or four warps hold the same
 // ones, each for its share of the keys, so that few rows keep more of the GPU busy. kCrowded: there
 // are so many that one more block to an SM is worth its fewer registers.

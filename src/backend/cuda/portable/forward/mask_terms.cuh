@@ -1,8 +1,8 @@
 // A boolean mask, read while the tensor cores work: scores begin at zero or, where it hides, at
 // -inf, so that nothing is left to do between the products.
 //
-// Keys lie in the tiles in an order (tile::runs_of_eight) in which a lane's columns are eight
-// neighbouring keys: 8 bytes of the mask are what it needs of a row and 32 keys.
+// Keys lie in the tiles in an order (tile::RowOrder::kRunsOfEight) in which a lane's columns are
+// eight neighbouring keys: 8 bytes of the mask are what it needs of a row and 32 keys.
 #pragma once
 
 #include "backend/cuda/portable/forward/term_rows.cuh"

@@ -85,8 +85,10 @@ class ForwardStages {
 
  private:
   using LoaderQ = tile::TileLoader<T, TileQ, kThreads>;
-  using LoaderK = tile::TileLoader<T, TileK, kThreads, kMask>;
-  using LoaderV = tile::TileLoader<T, TileV, kThreads, kMask>;
+  static constexpr tile::RowOrder kOrder =
+      kMask ? tile::RowOrder::kRunsOfEight : tile::RowOrder::kPlain;
+  using LoaderK = tile::TileLoader<T, TileK, kThreads, kOrder>;
+  using LoaderV = tile::TileLoader<T, TileV, kThreads, kOrder>;
 
   static __device__ __forceinline__ const T* keys(const ForwardPlace& place) {
     return static_cast<const T*>(place.keys);
