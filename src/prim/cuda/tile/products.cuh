@@ -89,7 +89,8 @@ __device__ __forceinline__ void add_dot_rows(ptx::Fragment (&c)[kM][kN], uint32_
   }
 }
 
-// The same with A in registers, as rows_of_tile loaded it. `meanwhile` is called halfway.
+// The same with A in registers, as rows_of_tile loaded it. `meanwhile` is called before the last
+// piece of depth.
 struct Nothing {
   __device__ __forceinline__ void operator()() const {}
 };
@@ -100,7 +101,7 @@ __device__ __forceinline__ void add_dot_fragments(ptx::Fragment (&c)[kM][kN],
   const auto b_at = TileB::Lane::columns_first();
 #pragma unroll
   for (int d = 0; d < kD; ++d) {
-    if (d == kD / 2) meanwhile();
+    if (d == kD - 1) meanwhile();
 #pragma unroll
     for (int n = 0; n < kN; n += 2) {
       uint32_t b[4];
