@@ -143,6 +143,7 @@ TEST_F(Hopper, ScoresThatOutgrowTheirReference) {
       {"all small", [](int64_t) { return -900.0; }},
       {"first, 20", at(0, 20)},
       {"first, 80", at(0, 80)},
+      {"first, about 2^127", at(0, 91)},
       {"first, 1500", at(0, 1500)},
       {"middle, 40", at(keys / 2, 40)},
       {"middle, 1500", at(keys / 2, 1500)},

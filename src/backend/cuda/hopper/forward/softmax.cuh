@@ -18,6 +18,7 @@ struct Softmax {
   static constexpr float kHeadroom = 8.0f;  // log2: what scores may exceed the reference by
   static constexpr float kLarge = 0x1p15f;  // a lane's sum of a block: the weights still fit f16
   static constexpr float kMostSum = 0x1p100f;
+  static constexpr uint32_t kNaN = 0x7fffffffu;
 
   float reference[2];  // log2 units; kNone: no key seen yet
   float sum[2];        // of this lane's weights
@@ -82,8 +83,8 @@ struct Softmax {
       grown = fmaxf(grown, __shfl_xor_sync(0xffffffffu, grown, 1));
       grown = fmaxf(grown, __shfl_xor_sync(0xffffffffu, grown, 2));
       const int bits = grown > kLarge ? static_cast<int>(__float_as_uint(grown) >> 23) - 127 : 0;
-      // Infinity becomes NaN in the sums, which the end will find.
-      factor[half] = bits > 126 ? 0.0f : __uint_as_float(static_cast<uint32_t>(127 - bits) << 23);
+      // Past the range of floats, and just below, NaN goes into the sums, which the end will find.
+      factor[half] = __uint_as_float(bits > 126 ? kNaN : static_cast<uint32_t>(127 - bits) << 23);
       reference[half] += static_cast<float>(bits);
       sum[half] *= factor[half];
 #pragma unroll
