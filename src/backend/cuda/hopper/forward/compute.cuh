@@ -40,6 +40,7 @@ class Consumer {
     bool more = begin_tile(works);
     ptx::wgmma_wait<0>();
     ptx::pin(scores_);
+    if (more) judge_data(s_.work[works.stage()]);
     while (more) {
       const Work& work = s_.work[works.stage()];
       const RowsSeen seen = rows_seen(work);
@@ -89,6 +90,16 @@ class Consumer {
     ptx::pin(scores_);
     issue_scores();
     return more;
+  }
+
+  // By the scores of the first block of all: where bold tiles would only have to be done again,
+  // none is tried.
+  __device__ __forceinline__ void judge_data(const Work& work) {
+    if constexpr (kC.capped) return;
+    if (!has_rows(work) || end_of_blocks(work, rows_seen(work)) == work.begin) return;
+    const bool wild = __any_sync(0xffffffffu, Softmax::are_wild(scores_, a_.to_log2));
+    if (wild && lane() == 0) s_.usual_care[warpgroup_] = kSafe;
+    ptx::barrier_sync(kOwnBarrier + warpgroup_, kWarpgroup);
   }
 
   // How carefully this warpgroup works on a tile; read where it is needed, for want of registers.

@@ -26,7 +26,8 @@ class JoinedConsumer : public Consumer<Shape> {
     // The first turn is the first warpgroup's.
     if (warpgroup_ == Shape::kConfig.warpgroups - 1) give_turn();
     Works works(s_.work_ring);
-    int tile = kPerhaps;
+    int tile = begin_tile(works);
+    if (tile != kNoTile) this->judge_data(s_.work[works.stage()]);
     for (;;) {
       if (tile == kPerhaps) tile = begin_tile(works);
       if (tile == kNoTile) break;

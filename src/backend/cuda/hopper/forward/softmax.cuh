@@ -18,6 +18,7 @@ struct Softmax {
   static constexpr float kHeadroom = 8.0f;  // log2: what scores may exceed the reference by
   static constexpr float kLarge = 0x1p15f;  // a lane's sum of a block: the weights still fit f16
   static constexpr float kMostSum = 0x1p100f;
+  static constexpr float kWild = 384.0f;  // log2: scores of a row that are so far apart
   static constexpr uint32_t kNaN = 0x7fffffffu;
 
   float reference[2];  // log2 units; kNone: no key seen yet
@@ -27,6 +28,24 @@ struct Softmax {
   __device__ __forceinline__ void start() {
     reference[0] = reference[1] = kNone;
     sum[0] = sum[1] = 0;
+  }
+
+  // Whether scores are so different that those of later blocks will outgrow references too fast.
+  template <int kCount>
+  static __device__ __forceinline__ bool are_wild(const float (&scores)[kCount], float to_log2) {
+    float apart = 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float top = scores[2 * half], low = top;
+#pragma unroll
+      for (int j = 0; j < kCount / 4; ++j) {
+        const float x = scores[4 * j + 2 * half], y = scores[4 * j + 2 * half + 1];
+        top = fmaxf(top, fmaxf(x, y));
+        low = fminf(low, fminf(x, y));
+      }
+      apart = fmaxf(apart, (top - low) * to_log2);
+    }
+    return apart > kWild;
   }
 
   // Moves the references that these scores outgrow; whether any of the warp's did. `to_log2` takes
