@@ -107,10 +107,12 @@ class Consumer {
     return work.care | s_.usual_care[warpgroup_];
   }
 
-  // Whether the tile, a sequence's last, reaches to this warpgroup's rows. The compiler is told
+  // Whether the tile, a sequence's first or last, has rows for this warpgroup. The compiler is told
   // that the answer is the same for all lanes: counters of rings are advanced by it.
   __device__ __forceinline__ bool has_rows(const Work& work) const {
-    return __shfl_sync(0xffffffffu, work.row + warpgroup_ * kRowsOfWarpgroup < work.q_len, 0);
+    const int row = work.row + warpgroup_ * kRowsOfWarpgroup;
+    const bool before = kC.fills_from_end() && row < 0;
+    return __shfl_sync(0xffffffffu, !before && row < work.q_len, 0);
   }
 
   // A tile without rows for this warpgroup: all it does is to take part.

@@ -19,6 +19,11 @@ struct ForwardConfig {
 
   constexpr int tile_q() const { return kRowsOfWarpgroup * warpgroups; }
 
+  // Where tiles hold more rows than there are, whole warpgroups without any are those of a
+  // sequence's first tile, which under a causal mask sees the fewest keys: the row that it begins
+  // at is negative. Longer blocks of keys would then lie askew to the diagonal.
+  constexpr bool fills_from_end() const { return tile_kv == kRowsOfWarpgroup; }
+
   // Shared memory, in panels of 64 columns: Q of two tiles where there is room, so that the next
   // one is there when a tile ends; outputs in several passes where there is little.
   static constexpr int panels(int dim) { return (dim + 63) / 64; }

@@ -152,6 +152,13 @@ class Producer {
     return round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
   }
 
+  // Rows of a sequence's first tile that are none of its own.
+  static __device__ __forceinline__ int rows_before(int q_len) {
+    if (!kC.fills_from_end()) return 0;
+    const int tiles = (q_len + kC.tile_q() - 1) / kC.tile_q();
+    return (tiles * kC.tile_q() - q_len) / kRowsOfWarpgroup * kRowsOfWarpgroup;
+  }
+
   __device__ __forceinline__ bool place(int tile, Work& work) const {
     const Schedule& schedule = a_.schedule;
     work.tile = tile;
@@ -166,23 +173,23 @@ class Producer {
     }
     const int section_tiles = schedule.section_heads * schedule.row_tiles;
     const int section = tile / section_tiles;
-    const int at = tile - section * section_tiles, first = section * schedule.section_heads;
-    const int heads = min(schedule.section_heads, schedule.heads - first);
+    const int at = tile - section * section_tiles, first_head = section * schedule.section_heads;
+    const int heads = min(schedule.section_heads, schedule.heads - first_head);
     const int back = at / heads;
-    const int head = first + at - back * heads;
+    const int head = first_head + at - back * heads;
     work.care = a_.care;
     work.b = head / a_.p.head_q;
     work.head = head - work.b * a_.p.head_q;
-    work.row = (schedule.row_tiles - 1 - back) * kC.tile_q();
     const Sequence s = sequence_at(a_.p, work.b);
+    work.row = (schedule.row_tiles - 1 - back) * kC.tile_q() - rows_before(s.q_len);
     if (work.row >= s.q_len) return false;
     work.q_len = s.q_len;
     work.kv_len = s.kv_len;
     work.q_row = static_cast<int>(s.q_row);
     work.kv_row = static_cast<int>(s.kv_row);
     work.batch_at = s.batch_at;
-    const int last = min(work.row + kC.tile_q(), s.q_len) - 1;
-    const int begin = max(sight_of(a_.p, s, work.row).begin, first_key);
+    const int first = max(work.row, 0), last = min(work.row + kC.tile_q(), s.q_len) - 1;
+    const int begin = max(sight_of(a_.p, s, first).begin, first_key);
     const int end = min(sight_of(a_.p, s, last).end, last_key);
     work.begin = begin / kC.tile_kv;
     work.end = end > begin ? (end + kC.tile_kv - 1) / kC.tile_kv : work.begin;

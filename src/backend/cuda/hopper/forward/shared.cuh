@@ -18,7 +18,7 @@ struct Work {
   int tile;  // negative: see above
   int care;
   int b, head;
-  int row;            // first, within the sequence
+  int row;            // first, within the sequence; negative: before it
   int q_len, kv_len;  // of the sequence
   int q_row, kv_row;  // packed: the sequence's first
   int batch_at;       // packed: 0

@@ -25,7 +25,7 @@ class Epilogue {
         warpgroup_(warpgroup),
         head_(work.head),
         batch_at_(work.batch_at),
-        rows_(min(work.q_len - work.row - warpgroup * kRowsOfWarpgroup, kRowsOfWarpgroup)),
+        rows_(rows_of(work, warpgroup)),
         row_(work.q_row + work.row + warpgroup * kRowsOfWarpgroup),
         part_(parts_row(a, work, warpgroup)),
         again_(work.care != a.care),
@@ -78,6 +78,11 @@ class Epilogue {
   struct Rescaled {
     float reference[2], sum[2], factor[2];
   };
+
+  static __device__ __forceinline__ int rows_of(const Work& work, int warpgroup) {
+    const int row = work.row + warpgroup * kRowsOfWarpgroup;
+    return kC.fills_from_end() && row < 0 ? 0 : min(work.q_len - row, kRowsOfWarpgroup);
+  }
 
   static __device__ __forceinline__ int thread() { return threadIdx.x % kWarpgroup; }
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
