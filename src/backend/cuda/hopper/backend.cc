@@ -48,7 +48,6 @@ ForwardArguments plan_arguments(const AttentionProblem& p, const ForwardPlan& pl
   a.schedule.part_keys = plan.part_keys;
   a.schedule.tiles = plan.row_tiles * a.schedule.heads * plan.parts;
   a.schedule.turns = plan.turns;
-  a.schedule.is_short = plan.is_short;
   return a;
 }
 
@@ -113,14 +112,7 @@ class HopperKernel : public BoundKernel {
     const CurrentDevice current(device_);
     if (Status s = to_status(current.error(), "forward: choosing the device"); !s.ok()) return s;
     const auto on = static_cast<cudaStream_t>(stream.handle);
-    if (plan_.ticket) {
-      a.schedule.ticket = static_cast<int*>(workspace.data);
-      if (Status s = to_status(cudaMemsetAsync(workspace.data, 0, kTicketBytes, on),
-                               "forward: clearing the ticket");
-          !s.ok()) {
-        return s;
-      }
-    }
+    if (plan_.ticket) a.schedule.ticket = static_cast<int*>(workspace.data);
     if (plan_.parts > 1) a.parts = Parts::in(workspace.data, plan_.parts, rows());
     if (Status s =
             to_status(plan_.kernel->launch(a, plan_.blocks, on), "forward: launching the kernel");

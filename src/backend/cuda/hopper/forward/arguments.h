@@ -26,7 +26,6 @@ struct Schedule {
   // Warpgroups take turns at asking for products. Otherwise each goes at its own pace, and leaves
   // out the first blocks of keys where its rows see nothing of them.
   bool turns;
-  bool is_short;  // so soon over that the launch of the next kernel is worth hiding
 };
 
 struct ForwardArguments {

@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1)
   using Computes = std::conditional_t<kC.joins_tiles(), JoinedConsumer<Shape>, Consumer<Shape>>;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<Shape>*>(memory);
-  if (a.schedule.is_short) ptx::let_next_kernel_begin();
+  ptx::let_next_kernel_begin();
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
   // The same for all lanes, said so that addresses can be in uniform registers.

@@ -7,10 +7,22 @@
 
 namespace fovea::cuda::hopper {
 
+// Before a kernel whose blocks claim tiles. A memset would do, but that neither begins nor lets
+// begin before the kernel ahead has ended.
+static __global__ void clear_ticket(int* ticket) {
+  ptx::let_next_kernel_begin();
+  ptx::wait_for_earlier_kernels();
+  *ticket = 0;
+}
+
 template <typename Shape>
 cudaError_t launch_forward(const ForwardArguments& a, int blocks, cudaStream_t stream) {
   constexpr int kBytes = sizeof(Shared<Shape>);
   static_assert(kBytes <= kMostSharedBytes);
+  if (a.schedule.ticket != nullptr) {
+    const cudaError_t error = launch<clear_ticket>({dim3(1), 1, 0, stream}, a.schedule.ticket);
+    if (error != cudaSuccess) return error;
+  }
   return launch<forward_kernel<Shape>>(
       {dim3(static_cast<unsigned>(blocks)), Shape::kConfig.threads(), kBytes, stream}, a);
 }

@@ -20,9 +20,7 @@ constexpr double kTileKeys = 256;
 // A part of fewer keys spends more on its start and the merge than it saves.
 constexpr int64_t kLeastPartKeys = 1024;
 constexpr int64_t kMostParts = 64;
-// Of tiles: H200, two rounds of 512 keys, 21.7 -> 21.1 us; more do not show it.
-constexpr int64_t kShortRounds = 2;
-// Blocks of keys an SM works on before a ticket pays for its memset.
+// Blocks of keys an SM works on before a ticket pays for the kernel that clears it.
 constexpr int64_t kTicketBlocks = 40;
 
 // Whether rows see different numbers of keys.
@@ -106,7 +104,6 @@ ForwardPlan plan_forward(const AttentionProblem& p, const GpuInfo& gpu) {
   plan.row_tiles = static_cast<int>(row_tiles);
   plan.section_heads = static_cast<int>(section_heads(p, gpu));
   plan.blocks = static_cast<int>(std::min<int64_t>(tiles, gpu.sm_count));
-  plan.is_short = tiles <= kShortRounds * plan.blocks;
   const bool uneven =
       unequal(p) || p.layout == Layout::kPacked || has(p.features, Feature::kKeyLengths);
   plan.ticket = uneven && whole_tiles * key_blocks > kTicketBlocks * gpu.sm_count;

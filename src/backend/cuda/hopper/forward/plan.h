@@ -15,7 +15,6 @@ struct ForwardPlan {
   int blocks = 0;
   bool ticket = false;  // tiles are claimed, not known in advance
   bool turns = true;
-  bool is_short = false;  // the next kernel may begin while this one runs
 };
 
 ForwardPlan plan_forward(const AttentionProblem& p, const GpuInfo& gpu);
