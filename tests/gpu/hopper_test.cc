@@ -94,6 +94,10 @@ TEST_F(Hopper, KeysInParts) {
   const Engine& engine = kEngines[0];
   const Case few = must_parse("hq=2 hkv=1 q=100 kv=5000 d=128 dtype=bf16");
   EXPECT_NE(plan_on(engine, few.problem).explain().find("keys in "), std::string::npos);
+  const Case many_keys = must_parse("hq=8 q=100 kv=60000 d=128 mask=causal dtype=bf16");
+  const std::string explained = plan_on(engine, many_keys.problem).explain();
+  EXPECT_NE(explained.find("keys in "), std::string::npos) << explained;
+  EXPECT_EQ(explained.find("claim"), std::string::npos) << explained;
   for (const char* dtype : kDTypes) {
     for (const char* dims : {"d=64", "d=128", "d=96", "d=192 dv=128", "d=256", "d=72 dv=40"}) {
       for (const char* rest :

@@ -106,7 +106,9 @@ ForwardPlan plan_forward(const AttentionProblem& p, const GpuInfo& gpu) {
   plan.blocks = static_cast<int>(std::min<int64_t>(tiles, gpu.sm_count));
   const bool uneven =
       unequal(p) || p.layout == Layout::kPacked || has(p.features, Feature::kKeyLengths);
-  plan.ticket = uneven && whole_tiles * key_blocks > kTicketBlocks * gpu.sm_count;
+  // Parts are one to a block, and have the workspace to themselves.
+  plan.ticket =
+      uneven && plan.parts == 1 && whole_tiles * key_blocks > kTicketBlocks * gpu.sm_count;
   plan.turns = takes_turns(p, c);
   return plan;
 }
