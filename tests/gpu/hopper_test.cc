@@ -175,7 +175,8 @@ TEST_F(Hopper, ScoresThatOutgrowTheirReference) {
   }
 }
 
-// What is not finite goes where it is seen and nowhere else.
+// What is not finite goes where it is seen and nowhere else, also where scores outgrow their
+// reference.
 TEST_F(Hopper, ValuesThatAreNotFinite) {
   constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
   constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -185,9 +186,14 @@ TEST_F(Hopper, ValuesThatAreNotFinite) {
       const Case c = must_parse("hq=2 q=400 mask=causal " + std::string(rest) + " dtype=" + dtype);
       const int64_t before = c.problem.kv_len - c.problem.q_len;  // keys that all rows see
       for (const double bad : {kNaN, kInf, -kInf}) {
-        for (const int64_t row : {130, 399}) {
+        for (const auto& [row, first_score] : {std::pair{130, 0.0}, {399, 0.0}, {130, 1500.0}}) {
           const int64_t key = before + row;
           CaseTensors tensors(c), clean(c);
+          if (first_score > 0) {
+            const auto bump = [size = first_score](int64_t j) { return j == 0 ? size : 0.0; };
+            bump_scores(c, tensors, bump);
+            bump_scores(c, clean, bump);
+          }
           harness::write_element(tensors.forward().v, bad, 0, key, 1, 5);
           tensors.accept_inputs();
           for (const Engine& engine : kEngines) {

@@ -224,8 +224,7 @@ class Consumer {
       s_.out_of_range = kSafe;
     }
     __syncwarp();
-    if (!__any_sync(0xffffffffu, needed != 0)) return;
-    if (lane() == 0) atomicOr(&failed, range ? kSafe : kSafe | kClean);
+    if (needed != 0) atomicOr(&failed, (needed & kSafe) != 0 ? kSafe : kSafe | kClean);
   }
 
   // Scores of block n, while the values of the block before it are added.
