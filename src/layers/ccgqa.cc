@@ -23,6 +23,7 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     if (Status s = make_steps(with, o_.dtype, o_.max_seq_len, on, plan, needs(with)); !s.ok()) {
       return s;
     }
+    aside_scratch_ = memory.backward_bytes(engine->aside_bytes());
     const int64_t batch = shape.batch, q_len = shape.q_len;
     const int64_t margin = o_.convs ? o_.conv_taps[1] - 1 : 0;
     const int64_t margin_u = o_.convs ? o_.conv_taps[0] - 1 : 0;
@@ -70,7 +71,8 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     const int64_t past = call.cache != nullptr ? call.cache->length : 0;
     Prologue p = prologue(at, call, call.weights, past);
     p.work = at.bytes_at(work_[0]);
-    begin_lead(run, p.z, call.cache);
+    p.begins = past == 0;
+    if (!p.begins || !engine->makes_lead(p)) begin_lead(run, p.z, call.cache);
     engine->linear(run, call.query, {call.weights.qkv}, rows(p.z, lead_, shape.q_len));
     engine->prologue(run, p);
     AttendTensors t = attend_tensors(p, at.at(heads_out_));
@@ -91,7 +93,8 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
                 const LayerBackward<CcgqaWeights>& call) const override {
     const CcgqaWeights& dw = call.dweights;
     const TensorView dheads = at.at(dheads_), dqk = at.at(dqk_), dv = at.at(dv_), dz = at.at(dz_);
-    engine->linear_dw(run, call.dout, at.at(heads_out_), {dw.out, {}, o_.output_scale});
+    Aside aside = engine->fork(run, at.bytes_at(aside_scratch_));
+    engine->linear_dw(aside.run, call.dout, at.at(heads_out_), {dw.out, {}, o_.output_scale});
     engine->linear_dx(run, call.dout, {call.weights.out, {}, o_.output_scale}, dheads, Write::kSet);
     Prologue p = prologue(at, call, call.weights, 0);
     if (u_again_.made()) p.u = at.at(u_again_);
@@ -107,11 +110,12 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     g.dz = dz;
     g.dtemperature = dw.temperature;
     set_convs(o_, dw, g.first, g.second);
-    engine->prologue_backward(run, p, g);
+    engine->prologue_backward(run, aside, p, g);
     engine->linear_dw(run, dz, call.query, {dw.qkv});
     if (call.dquery.given()) {
       engine->linear_dx(run, dz, {call.weights.qkv}, call.dquery, Write::kSet);
     }
+    engine->join(run, aside);
   }
 
   // What decode needs of the past: keys as RoPE left them, values after the shift, and the rows of
@@ -183,6 +187,7 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     EngineNeeds n;
     n.head_dim = o_.head_dim;
     n.tf32 = o_.tf32;
+    n.forks = with.use == LayerUse::kTraining;
     // Of a bias, of each tap of a channel, of the temperatures.
     n.sums = qk_width() * (o_.convs ? std::max(o_.conv_taps[0], o_.conv_taps[1]) : 1);
     if (!o_.rope) return n;
@@ -284,6 +289,7 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
   Slot z_, u_, mixed_, inverses_, qk_, v_, heads_out_;  // saved; u_ only without u_again_
   Slot u_again_;                                        // backward, over dqk_
   Slot dheads_, dqk_, dv_, dmixed_, du_, dz_;           // backward
+  Slot aside_scratch_;                                  // backward, of what runs beside it
   Slot work_[2];                                        // the prologue's own; forward, backward
 };
 

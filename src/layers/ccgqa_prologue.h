@@ -52,6 +52,9 @@ struct Prologue {
   HeadMix mix;
   bool convolve = true;
   bool settled = false;  // weights were written before what was queued last
+  // The rows of z before the first token stand for zeros, and are not there yet if the engine makes
+  // them (LayerEngine::makes_lead).
+  bool begins = false;
   Conv first, second;
   int64_t lead = 0;
 

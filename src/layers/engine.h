@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <initializer_list>
 #include <memory>
+#include <mutex>
 
 #include "backend/backend.h"
 #include "fovea/layers.h"
@@ -25,6 +26,12 @@ struct Run {
   void note(Status s) {
     if (status.ok() && !s.ok()) status = std::move(s);
   }
+};
+
+// Steps that may run beside those of a call, from LayerEngine::fork on until they are joined.
+struct Aside {
+  Run run;
+  std::unique_lock<std::mutex> hold;  // of a stream of its own; none: the call's
 };
 
 enum class Write { kSet, kAdd };
@@ -60,6 +67,13 @@ class LayerEngine {
  public:
   virtual ~LayerEngine() = default;
   virtual size_t scratch_bytes() const = 0;
+
+  // What is queued aside waits for what `run` has queued by then, and what `run` queues after
+  // `join` waits for it. Both are always called, whatever has failed. aside_bytes() of scratch come
+  // with it; 0: steps take turns.
+  virtual size_t aside_bytes() const { return 0; }
+  virtual Aside fork(Run& run, std::byte*) const { return {run, {}}; }
+  virtual void join(Run& run, Aside& aside) const { run.note(aside.run.status); }
 
   // y = scale * x weight^T + bias. x [batch, rows, in], y [batch, rows, out].
   virtual void linear(Run& run, const TensorView& x, const Projection& p,
@@ -98,9 +112,14 @@ class LayerEngine {
   virtual bool keeps_keys() const = 0;
   // What p.makes_u_again is to be, by p's sizes.
   virtual bool makes_u_again(const Prologue& p) const = 0;
-  // Everything between CCGQA's projection and its attention.
+  // Whether the rows of z before the first token are made zeros by the prologue itself, if
+  // p.begins.
+  virtual bool makes_lead(const Prologue&) const { return false; }
+  // Everything between CCGQA's projection and its attention. Backward, gradients of weights may be
+  // made aside.
   virtual void prologue(Run& run, const Prologue& p) const = 0;
-  virtual void prologue_backward(Run& run, const Prologue& p, const PrologueGradients& g) const = 0;
+  virtual void prologue_backward(Run& run, Aside& aside, const Prologue& p,
+                                 const PrologueGradients& g) const = 0;
 
   // Up to four copies, in any order.
   virtual void copy(Run& run, std::initializer_list<Copy> copies) const = 0;
@@ -120,6 +139,7 @@ struct EngineNeeds {
   // plain formula, whose error is the yardstick of other engines.
   bool plain_sums = false;
   Tf32 tf32 = Tf32::kForbidden;
+  bool forks = false;  // LayerEngine::fork is called
 };
 
 Result<std::unique_ptr<const LayerEngine>> make_engine(const DeviceInfo& device, DType dtype,

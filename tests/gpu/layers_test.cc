@@ -145,8 +145,7 @@ TEST_F(DeviceLayers, Ccgqa) {
   }
 }
 
-// Layers of so few channels that two blocks of threads hold the weights of both convolutions; and
-// next to them some that do not share them evenly.
+// Layers of few channels: by tiles of tokens, and by blocks of threads that hold all weights.
 TEST_F(DeviceLayers, CcgqaOfFewChannels) {
   CcgqaOptions taps = CcgqaOptions::hydra(64, 4, 2, 1);
   taps.conv_taps[0] = 2, taps.conv_taps[1] = 5;

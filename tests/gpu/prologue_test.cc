@@ -231,7 +231,8 @@ void run_on_host(const Spec& s, DType dtype, Call& call) {
   layers::Run run;
   run.scratch = scratch.data();
   (*engine)->prologue(run, call.p);
-  (*engine)->prologue_backward(run, call.p, call.g);
+  layers::Aside aside = (*engine)->fork(run, nullptr);
+  (*engine)->prologue_backward(run, aside, call.p, call.g);
   ASSERT_TRUE(run.status.ok()) << run.status.message();
 }
 

@@ -56,7 +56,8 @@ class CpuEngine final : public LayerEngine {
   bool keeps_keys() const override { return false; }
   bool makes_u_again(const Prologue&) const override { return false; }
   void prologue(Run& run, const Prologue& p) const override;
-  void prologue_backward(Run& run, const Prologue& p, const PrologueGradients& g) const override;
+  void prologue_backward(Run& run, Aside& aside, const Prologue& p,
+                         const PrologueGradients& g) const override;
   void copy(Run& run, std::initializer_list<Copy> copies) const override;
   void fill_lengths(Run& run, int64_t length, const TensorView& to) const override;
   void fill_alibi_slopes(Run& run, const TensorView& to) const override;

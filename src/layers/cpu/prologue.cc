@@ -167,7 +167,8 @@ void CpuEngine::prologue(Run& run, const Prologue& p) const {
        {{columns(rows(p.z, p.lead - 1, q_len), qk + now, v - now), columns(p.v, now, v - now)}});
 }
 
-void CpuEngine::prologue_backward(Run& run, const Prologue& p, const PrologueGradients& g) const {
+void CpuEngine::prologue_backward(Run& run, Aside&, const Prologue& p,
+                                  const PrologueGradients& g) const {
   if (!run.status.ok()) return;
   const int64_t qk = p.mix.qk_width(), q_len = p.qk.sizes[1], v = p.mix.v_width();
   const int64_t margin = p.second.taps - 1;

@@ -84,12 +84,6 @@ struct HeadSums {
   }
   __device__ __forceinline__ void store(const Coupling& coupling, const HeadLanes& lanes,
                                         int token) {
-    store(coupling, lanes, token, [](float* to, const Eight& x) { store_eight(to, x); });
-  }
-  // keep(to, x) stores.
-  template <typename Keep>
-  __device__ __forceinline__ void store(const Coupling& coupling, const HeadLanes& lanes, int token,
-                                        const Keep& keep) {
 #pragma unroll 1
     for (int step = lanes.lanes; step < 32; step *= 2) {
 #pragma unroll
@@ -103,8 +97,8 @@ struct HeadSums {
     float* const to = coupling.sums + int64_t{token} * 2 * dim + i;
     scale(q, coupling.from_q);
     scale(k, coupling.from_k);
-    keep(to, q);
-    keep(to + dim, k);
+    store_eight(to, q);
+    store_eight(to + dim, k);
   }
 };
 

@@ -68,6 +68,30 @@ CudaEngine::CudaEngine(const DeviceInfo& device, DType dtype, const EngineNeeds&
       angles_(FixedAngles::make(needs.rope, needs.turning)),
       rope_{needs.turning, needs.rope.style, needs.rope.base, nullptr, 0} {}
 
+Status CudaEngine::make_side() {
+  return fovea::cuda::to_status(side_.make(), "make_layer: making a stream");
+}
+
+Aside CudaEngine::fork(Run& run, std::byte* scratch) const {
+  Aside aside{{scratch, run.stream, run.status}, {}};
+  const auto stream = static_cast<cudaStream_t>(run.stream.handle);
+  aside.hold = side_.lend(stream);
+  if (!aside.hold) return aside;
+  aside.run.stream.handle = side_.get();
+  const fovea::cuda::CurrentDevice current(device_);
+  run.note(fovea::cuda::to_status(side_.follow(stream), "layer: forking"));
+  return aside;
+}
+
+void CudaEngine::join(Run& run, Aside& aside) const {
+  run.note(aside.run.status);
+  if (!aside.hold) return;
+  const fovea::cuda::CurrentDevice current(device_);
+  const auto stream = static_cast<cudaStream_t>(run.stream.handle);
+  run.note(fovea::cuda::to_status(side_.lead(stream), "layer: joining"));
+  aside.hold.unlock();
+}
+
 int CudaEngine::sum_parts(int64_t rows, int64_t count) const {
   const int64_t room =
       static_cast<int64_t>(scratch_bytes_) / (count * static_cast<int64_t>(sizeof(float)));
@@ -203,12 +227,18 @@ bool CudaEngine::makes_u_again(const Prologue& p) const {
          p.u.elements() * dtype_bytes(p.u.dtype) >= kManyBytes;
 }
 
+bool CudaEngine::makes_lead(const Prologue& p) const {
+  const fovea::cuda::CurrentDevice current(device_);
+  return current.error() == cudaSuccess && cuda::prologue_makes_lead(p, rope_);
+}
+
 void CudaEngine::prologue(Run& run, const Prologue& p) const {
   if (p.qk.elements() == 0) return;
   queue(run, [&](cudaStream_t stream) { return cuda::prologue(p, rope_, p.work, stream); });
 }
 
-void CudaEngine::prologue_backward(Run& run, const Prologue& p, const PrologueGradients& g) const {
+void CudaEngine::prologue_backward(Run& run, Aside& aside, const Prologue& p,
+                                   const PrologueGradients& g) const {
   if (p.qk.elements() == 0) {  // sums of nothing
     zero(run, g.dtemperature);
     for (const Conv& conv : {g.first, g.second}) {
@@ -221,7 +251,8 @@ void CudaEngine::prologue_backward(Run& run, const Prologue& p, const PrologueGr
   }
   const ByProducts dense(*this, run);
   queue(run, [&](cudaStream_t stream) {
-    return cuda::prologue_backward(p, g, rope_, p.work, stream, &dense);
+    return cuda::prologue_backward(p, g, rope_, p.work, stream, &dense,
+                                   aside.hold ? &side_ : nullptr);
   });
 }
 
@@ -257,8 +288,11 @@ Result<std::unique_ptr<const LayerEngine>> make_engine(const DeviceInfo& device,
   }
   const Result<cublasLtHandle_t> handle = blas_handle(device.device.index);
   if (!handle.ok()) return handle.status();
-  return std::unique_ptr<const LayerEngine>(
-      std::make_unique<CudaEngine>(device, dtype, needs, *handle));
+  auto engine = std::make_unique<CudaEngine>(device, dtype, needs, *handle);
+  if (needs.forks) {
+    if (Status s = engine->make_side(); !s.ok()) return s;
+  }
+  return std::unique_ptr<const LayerEngine>(std::move(engine));
 }
 
 }  // namespace fovea::layers::cuda

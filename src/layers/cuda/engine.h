@@ -1,5 +1,6 @@
-// The layers' steps on a CUDA device: everything is queued on the call's stream, nothing allocated
-// or waited for. Products are cuBLASLt's, the rest are kernels of this folder.
+// The layers' steps on a CUDA device: everything is queued on the call's stream, or on one that
+// forks from it and joins it again; nothing is allocated or waited for. Products are cuBLASLt's,
+// the rest are kernels of this folder.
 #pragma once
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include "layers/cuda/fixed_angles.h"
 #include "layers/cuda/products.h"
 #include "layers/cuda/prologue.h"
+#include "layers/cuda/side_stream.h"
 #include "layers/engine.h"
 
 namespace fovea::layers::cuda {
@@ -17,7 +19,13 @@ class CudaEngine final : public LayerEngine {
   CudaEngine(const DeviceInfo& device, DType dtype, const EngineNeeds& needs,
              cublasLtHandle_t handle);
 
+  // Before anything forks; on this device.
+  Status make_side();
+
   size_t scratch_bytes() const override { return scratch_bytes_; }
+  size_t aside_bytes() const override { return side_.get() != nullptr ? scratch_bytes_ : 0; }
+  Aside fork(Run& run, std::byte* scratch) const override;
+  void join(Run& run, Aside& aside) const override;
   void linear(Run& run, const TensorView& x, const Projection& p,
               const TensorView& y) const override;
   void linear_dx(Run& run, const TensorView& dy, const Projection& p, const TensorView& dx,
@@ -36,8 +44,10 @@ class CudaEngine final : public LayerEngine {
   Result<size_t> prologue_bytes(const Prologue& p, Pass pass) const override;
   bool keeps_keys() const override { return true; }
   bool makes_u_again(const Prologue& p) const override;
+  bool makes_lead(const Prologue& p) const override;
   void prologue(Run& run, const Prologue& p) const override;
-  void prologue_backward(Run& run, const Prologue& p, const PrologueGradients& g) const override;
+  void prologue_backward(Run& run, Aside& aside, const Prologue& p,
+                         const PrologueGradients& g) const override;
   void copy(Run& run, std::initializer_list<Copy> copies) const override;
   void fill_lengths(Run& run, int64_t length, const TensorView& to) const override;
   void fill_alibi_slopes(Run& run, const TensorView& to) const override;
@@ -72,6 +82,7 @@ class CudaEngine final : public LayerEngine {
   const Products products_;
   const FixedAngles angles_;
   const RopeTable rope_;  // the prologue's; without a table
+  SideStream side_;
 };
 
 }  // namespace fovea::layers::cuda

@@ -1,5 +1,5 @@
 // Backward as its kernels' arguments.
-#include "layers/cuda/plan_parts.h"
+#include "layers/cuda/tile_plan.h"
 
 namespace fovea::layers::cuda {
 namespace {
@@ -134,18 +134,16 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
   }
   after.dmixed = dmixed;
   if (p.mix.norm) after.slopes = cut.floats(int64_t{s.tokens} * p.mix.heads_kv);
-  PairBackward& pairs = plan.pairs;
-  const int pair_span = s.u_rows + s.reach;
-  const int pair_count = as_int(ceil_div(s.batch * pair_span, kPairRows));
+  TileBackward& tiles = plan.tiles;
+  const int tile_count = s.batch * as_int(ceil_div(s.q_len, kTileTokens));
   // It reads dqk while it makes du.
-  if (scratch != nullptr && !p.makes_u_again && set_pairs<BackwardRoom>(p, s, true, pairs)) {
-    pairs.blocks = 2 * pair_count;
-  }
+  const bool tiled =
+      scratch != nullptr && !p.makes_u_again && set_tiles(p, s, after.rotation, true, tiles);
   if (g.dtemperature.given()) {
-    const int parts = pairs.blocks > 0 ? pair_count : after.token_blocks;
+    const int parts = tiled ? tile_count : after.token_blocks;
     const bool shared = p.mix.kind == KeyTemperature::kShared;
     after.temperature =
-        cut.floats(std::max(pair_count, after.token_blocks) * p.mix.heads_kv);  // for either way
+        cut.floats(std::max(tile_count, after.token_blocks) * p.mix.heads_kv);  // for either way
     plan.sums.add(after.temperature, g.dtemperature.data, shared ? 1 : p.mix.heads_kv, 1,
                   shared ? parts * as_int(p.mix.heads_kv) : parts, true);
   }
@@ -179,19 +177,20 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
         plan_gradient(g.first, dtype, {du, z, s.batch, s.u_rows, kBlocksOfFirst}, cut, plan.sums);
   }
   weights.blocks = weights.of[0].blocks() + weights.of[1].blocks();
-  if (pairs.blocks > 0) {
-    pairs.span = Divider(pair_span);
-    pairs.all_rows = s.batch * pair_span;
-    pairs.q_len = s.q_len;
-    pairs.reach = s.reach;
-    pairs.margin = s.margin;
-    pairs.u_rows = s.u_rows;
-    pairs.width = s.qk;
-    pairs.after = after;
-    pairs.eights = Divider(s.qk / 16);
-    pairs.by_dim = Divider(s.dim);
-    pairs.du = du;
-    pairs.dz = dz;
+  if (tiled) {
+    tiles.values = after.values;
+    tiles.coupling = after.coupling;
+    tiles.dqk = after.dqk;
+    tiles.dmixed = dmixed;
+    tiles.du = du;
+    tiles.dz = dz;
+    tiles.temperature = after.temperature;
+    if ((dtype == DType::kBf16 ? has_clusters<__nv_bfloat16>() : has_clusters<__half>()) &&
+        weights_begin_on_16_bytes(g.first) && weights_begin_on_16_bytes(g.second)) {
+      plan.tile_gradients = tile_gradients(g, s, tiles, dmixed, du);
+      weights = {};
+      plan.sums = {};
+    }
     after.token_blocks = 0;
     return plan;
   }

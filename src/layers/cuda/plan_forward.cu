@@ -1,5 +1,5 @@
 // The forward pass as its kernels' arguments.
-#include "layers/cuda/plan_parts.h"
+#include "layers/cuda/tile_plan.h"
 
 namespace fovea::layers::cuda {
 
@@ -42,8 +42,15 @@ ForwardPlan plan_forward(const Prologue& p, const RopeTable& rope, std::byte* sc
     plan.bytes = cut.used();
     return plan;
   }
-  // By blocks that hold all weights, in pairs or alone.
-  const auto set_rows = [&](auto& whole) {
+  if (scratch != nullptr && set_tiles(p, s, before.rotation, false, plan.tiles)) {
+    plan.tiles.values = before.values;
+    if (p.begins) plan.tiles.values.first = 0;
+    plan.tiles.coupling = before.coupling;
+    before.token_blocks = 0;
+    return plan;
+  }
+  WholeForward& whole = plan.whole;
+  if (scratch != nullptr && set_whole(p, s, whole.first, whole.second, whole.room)) {
     whole.span = Divider(s.q_len + s.reach);
     whole.all_rows = s.batch * (s.q_len + s.reach);
     whole.q_len = s.q_len;
@@ -55,27 +62,8 @@ ForwardPlan plan_forward(const Prologue& p, const RopeTable& rope, std::byte* sc
     whole.finish = finish;
     whole.z = rows_of(p.z, s.lead - s.reach);
     whole.u = rows_of(p.u);
-    before.token_blocks = 0;
-  };
-  PairForward& pairs = plan.pairs;
-  const int pair_blocks = 2 * as_int(ceil_div(s.batch * (s.q_len + s.reach), kPairRows));
-  // A block alone has less to do for its rows, where there are enough for all multiprocessors.
-  if (scratch != nullptr && run_at_once(pair_blocks) &&
-      set_pairs<ForwardRoom>(p, s, false, pairs)) {
-    set_rows(pairs);
-    pairs.blocks = pair_blocks;
-    const auto lanes_of = [&](int64_t heads) {
-      const auto at_once = std::min<int64_t>(heads / 2, pairs.tile_cols / s.dim);
-      return before.lanes.lanes * as_int(std::bit_ceil(static_cast<uint64_t>(at_once)));
-    };
-    pairs.lanes_of_q = lanes_of(p.mix.heads);
-    pairs.lanes_of_k = lanes_of(p.mix.heads_kv);
-    return plan;
-  }
-  WholeForward& whole = plan.whole;
-  if (scratch != nullptr && set_whole(p, s, whole.first, whole.second, whole.room)) {
-    set_rows(whole);
     whole.blocks = as_int(ceil_div(whole.all_rows, kWholeRows));
+    before.token_blocks = 0;
     return plan;
   }
   const Rows z = rows_of(p.z, s.lead - s.reach);

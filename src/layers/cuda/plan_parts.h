@@ -139,12 +139,12 @@ inline WholeConv whole_conv(const Conv& from, int& bytes) {
 }
 
 // Whether kernels whose blocks hold all weights take the convolutions, if these fit.
-inline bool may_be_whole(const Prologue& p, const Sizes& s, int most_taps) {
+inline bool may_be_whole(const Prologue& p, const Sizes& s) {
   constexpr int kMostWidth = 1024;   // far more than fits
   constexpr int kMostTokens = 4096;  // of blocks that all run at once: each reads all weights
   if (s.tokens > kMostTokens) return false;
   if (p.z.dtype == DType::kF32 || !p.convolve || s.depthwise || s.qk > kMostWidth) return false;
-  if (std::max(p.first.taps, p.second.taps) > most_taps) return false;
+  if (std::max(p.first.taps, p.second.taps) > kMostTaps) return false;
   if (p.first.block[0].bias.given() || p.second.block[0].bias.given()) return false;
   return weights_begin_on_16_bytes(p.first) && weights_begin_on_16_bytes(p.second);
 }
@@ -153,7 +153,7 @@ inline bool may_be_whole(const Prologue& p, const Sizes& s, int most_taps) {
 // what else a block has.
 inline bool set_whole(const Prologue& p, const Sizes& s, WholeConv& first, WholeConv& second,
                       WholeRoom& room) {
-  if (!may_be_whole(p, s, kMostTaps)) return false;
+  if (!may_be_whole(p, s)) return false;
   int bytes = 0;
   first = whole_conv(p.first, bytes);
   second = whole_conv(p.second, bytes);
@@ -161,57 +161,6 @@ inline bool set_whole(const Prologue& p, const Sizes& s, WholeConv& first, Whole
   return bytes <= kWholeSharedBytes &&
          fovea::cuda::device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >=
              kWholeSharedBytes;
-}
-
-// Whether every block has a multiprocessor for itself.
-inline bool run_at_once(int blocks) {
-  return blocks <= fovea::cuda::device_attribute(cudaDevAttrMultiProcessorCount);
-}
-
-// A convolution for pairs of blocks, each with the weights of its half of the channels, from
-// `bytes` of shared memory on. Backward, these are inputs of the weights.
-inline PairConv pair_conv(const Conv& from, bool backward, int& bytes) {
-  PairConv conv;
-  conv.taps = as_int(from.taps);
-  conv.blocks = from.blocks;
-  for (int n = 0; n < from.blocks; ++n) {
-    const ConvBlock& b = from.block[static_cast<size_t>(n)];
-    PairBlock& to = conv.block[n];
-    to.first = as_int(b.first);
-    to.channels = as_int(b.channels);
-    to.group = as_int(b.group);
-    to.weight = b.weight.data;
-    to.offset = bytes;
-    to.rows = to.channels;
-    to.cols = to.group * conv.taps;
-    if (backward && to.group == to.channels) {
-      to.cols = to.col_step = to.cols / 2;
-    } else {
-      to.rows = to.row_step = to.channels / 2;
-    }
-    to.pieces = Divider(to.cols / 8);
-    to.by_group = Divider(to.group);
-    to.by_inputs = Divider(to.group * conv.taps);
-    bytes += to.rows * (to.cols + kPairPadding) * 2;
-  }
-  return conv;
-}
-
-// Whether pairs of blocks can hold the weights of both convolutions; sets where they lie, and what
-// else a block has. Halves of q and of k are whole heads and whole tiles of tensor cores.
-template <typename Room, typename Pairs>
-bool set_pairs(const Prologue& p, const Sizes& s, bool backward, Pairs& pairs) {
-  if (!may_be_whole(p, s, kMostPairTaps)) return false;
-  if (s.dim % 16 != 0 || p.mix.heads % 2 != 0 || p.mix.heads_kv % 2 != 0) return false;
-  if (p.first.blocks != 2 || p.second.block[0].group != p.second.block[0].channels) return false;
-  int bytes = 0;
-  pairs.first = pair_conv(p.first, backward, bytes);
-  pairs.second = pair_conv(p.second, backward, bytes);
-  const int taps = as_int(std::max(p.first.taps, p.second.taps));
-  pairs.room = Room::of(bytes, s.qk, s.dim, taps, bytes);
-  pairs.settled = p.settled;
-  return bytes <= kPairSharedBytes &&
-         (p.z.dtype == DType::kBf16 ? has_pairs<__nv_bfloat16>() : has_pairs<__half>());
 }
 
 }  // namespace fovea::layers::cuda

@@ -2,6 +2,7 @@
 #include "backend/cuda/common/alignment.h"
 #include "layers/cuda/prologue.h"
 #include "layers/cuda/prologue_plan.h"
+#include "layers/cuda/tile_plan.h"
 
 namespace fovea::layers::cuda {
 namespace {
@@ -34,6 +35,11 @@ size_t prologue_scratch_bytes(const Prologue& p, const RopeTable& rope, Pass pas
   return plan_backward(p, g, rope, nullptr, dense).bytes;
 }
 
+bool prologue_makes_lead(const Prologue& p, const RopeTable& rope) {
+  TileForward tiles;
+  return takes(p) && set_tiles(p, Sizes(p), Rotation::of(rope, p.mix.positions), false, tiles);
+}
+
 cudaError_t prologue(const Prologue& p, const RopeTable& rope, std::byte* scratch,
                      cudaStream_t stream) {
   if (!takes(p)) return cudaErrorInvalidValue;
@@ -47,10 +53,11 @@ cudaError_t prologue(const Prologue& p, const RopeTable& rope, std::byte* scratc
 }
 
 cudaError_t prologue_backward(const Prologue& p, const PrologueGradients& g, const RopeTable& rope,
-                              std::byte* scratch, cudaStream_t stream,
-                              const DenseGradients* dense) {
+                              std::byte* scratch, cudaStream_t stream, const DenseGradients* dense,
+                              const SideStream* side) {
   if (!takes(p)) return cudaErrorInvalidValue;
-  const BackwardPlan plan = plan_backward(p, g, rope, scratch, dense);
+  BackwardPlan plan = plan_backward(p, g, rope, scratch, dense);
+  plan.side = side;
   switch (p.z.dtype) {
     case DType::kBf16: return run<__nv_bfloat16>(plan, stream);
     case DType::kF16: return run<__half>(plan, stream);

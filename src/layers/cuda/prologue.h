@@ -14,6 +14,8 @@
 
 namespace fovea::layers::cuda {
 
+class SideStream;
+
 // A rotation, and its angles at the first positions; those of others are computed as they come.
 struct RopeTable {
   int64_t turning = 0;  // channels of a head, the first ones; 0: none turn
@@ -49,9 +51,14 @@ size_t prologue_scratch_bytes(const Prologue& p, const RopeTable& rope, Pass pas
 cudaError_t prologue(const Prologue& p, const RopeTable& rope, std::byte* scratch,
                      cudaStream_t stream);
 
-// g.dmixed and g.du need no zeros in the rows before and after those of the tokens.
+// As LayerEngine::makes_lead.
+bool prologue_makes_lead(const Prologue& p, const RopeTable& rope);
+
+// g.dmixed and g.du need no zeros in the rows before and after those of the tokens. Gradients of
+// weights may come on a side stream, where one is given.
 cudaError_t prologue_backward(const Prologue& p, const PrologueGradients& g, const RopeTable& rope,
                               std::byte* scratch, cudaStream_t stream,
-                              const DenseGradients* dense = nullptr);
+                              const DenseGradients* dense = nullptr,
+                              const SideStream* side = nullptr);
 
 }  // namespace fovea::layers::cuda

@@ -3,7 +3,7 @@
 
 namespace fovea::layers::cuda {
 
-template bool has_pairs<__nv_bfloat16>();
+template bool has_clusters<__nv_bfloat16>();
 template cudaError_t run<__nv_bfloat16>(const ForwardPlan&, cudaStream_t);
 template cudaError_t run<__nv_bfloat16>(const BackwardPlan&, cudaStream_t);
 

@@ -3,7 +3,7 @@
 
 namespace fovea::layers::cuda {
 
-template bool has_pairs<__half>();
+template bool has_clusters<__half>();
 template cudaError_t run<__half>(const ForwardPlan&, cudaStream_t);
 template cudaError_t run<__half>(const BackwardPlan&, cudaStream_t);
 

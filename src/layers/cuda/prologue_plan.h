@@ -2,10 +2,11 @@
 #pragma once
 
 #include "layers/cuda/head_conv.cuh"
-#include "layers/cuda/pair_backward.cuh"
 #include "layers/cuda/prologue.h"
 #include "layers/cuda/sums.cuh"
 #include "layers/cuda/tap_product.h"
+#include "layers/cuda/tile_backward.cuh"
+#include "layers/cuda/tile_gradients.cuh"
 #include "layers/cuda/tokens_backward.cuh"
 #include "layers/cuda/weight_gradient.cuh"
 #include "layers/cuda/whole_forward.cuh"
@@ -15,7 +16,7 @@ namespace fovea::layers::cuda {
 // Made with no scratch, only `bytes` means something.
 struct ForwardPlan {
   size_t bytes = 0;
-  PairForward pairs;   // blocks: it is all that is launched
+  TileForward tiles;   // blocks: it is all that is launched
   WholeForward whole;  // the same
   Before before;
   TapProduct first, second;  // no blocks: the convolution is none, or another step does it
@@ -26,7 +27,9 @@ ForwardPlan plan_forward(const Prologue& p, const RopeTable& rope, std::byte* sc
 
 struct BackwardPlan {
   size_t bytes = 0;
-  PairBackward pairs;  // blocks: in place of `after` and of both products
+  const SideStream* side = nullptr;  // for the gradients of weights of `tiles`
+  TileBackward tiles;                // blocks: in place of `after` and of both products
+  TileGradients tile_gradients;      // blocks: in place of `weights` and `sums`
   After after;
   TapProduct second, first;  // to du, and to dz
   HeadConv heads;            // in place of the first product
@@ -44,9 +47,9 @@ struct BackwardPlan {
 BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const RopeTable& rope,
                            std::byte* scratch, const DenseGradients* dense = nullptr);
 
-// Whether blocks come in pairs on this device, in code that was compiled for them.
+// Whether blocks come in clusters on this device, in code that was compiled for them.
 template <typename T>
-bool has_pairs();
+bool has_clusters();
 
 // The plans' launches, in a type of elements each; see prologue_run.cuh.
 template <typename T>

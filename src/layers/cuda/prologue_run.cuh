@@ -6,6 +6,7 @@
 #include "layers/cuda/dense_product.h"
 #include "layers/cuda/head_rows_conv.cuh"
 #include "layers/cuda/prologue_plan.h"
+#include "layers/cuda/side_stream.h"
 #include "layers/cuda/tap_product.cuh"
 
 namespace fovea::layers::cuda {
@@ -122,23 +123,41 @@ void add_gradients(Launches& to, const WeightGradients& a) {
 }
 
 template <typename T>
-bool has_pairs() {
+void add_sums(Launches& to, const PartSums& a) {
+  to.add<part_sums_kernel<T>>(blocks_of(a.blocks), kSumThreads, 0, a);
+}
+
+template <typename T>
+bool has_clusters() {
   bool begin_early = false;  // which is of the same GPUs
   if constexpr (sizeof(T) == 2) {
     const cudaError_t error =
-        fovea::cuda::prepared_kernel<pair_forward_kernel<T>>.on_current_device(
-            reinterpret_cast<const void*>(pair_forward_kernel<T>), kPairSharedBytes, begin_early);
+        fovea::cuda::prepared_kernel<tile_gradients_kernel<T>>.on_current_device(
+            reinterpret_cast<const void*>(tile_gradients_kernel<T>), kSliceSharedBytes,
+            begin_early);
     if (error != cudaSuccess) return false;
   }
   return begin_early;
 }
 
 template <typename T>
+void add_tiles(Launches& to, const TileForward& a) {
+  const dim3 blocks = blocks_of(a.blocks);
+  a.few ? to.add<tile_forward_kernel<T, true>>(blocks, kTileThreads, kTileSharedBytes<true>, a)
+        : to.add<tile_forward_kernel<T, false>>(blocks, kTileThreads, kTileSharedBytes<false>, a);
+}
+template <typename T>
+void add_tiles(Launches& to, const TileBackward& a) {
+  const dim3 blocks = blocks_of(a.blocks);
+  a.few ? to.add<tile_backward_kernel<T, true>>(blocks, kTileThreads, kTileSharedBytes<true>, a)
+        : to.add<tile_backward_kernel<T, false>>(blocks, kTileThreads, kTileSharedBytes<false>, a);
+}
+
+template <typename T>
 cudaError_t run(const ForwardPlan& plan, cudaStream_t stream) {
   Launches to(stream);
   if constexpr (sizeof(T) == 2) {
-    to.add<pair_forward_kernel<T>>(blocks_of(plan.pairs.blocks), kPairThreads, kPairSharedBytes,
-                                   plan.pairs);
+    add_tiles<T>(to, plan.tiles);
     to.add<whole_forward_kernel<T>>(blocks_of(plan.whole.blocks), kWholeThreads, kWholeSharedBytes,
                                     plan.whole);
   }
@@ -161,8 +180,18 @@ template <typename T>
 cudaError_t run(const BackwardPlan& plan, cudaStream_t stream) {
   Launches to(stream);
   if constexpr (sizeof(T) == 2) {
-    to.add<pair_backward_kernel<T>>(blocks_of(plan.pairs.blocks), kPairThreads, kPairSharedBytes,
-                                    plan.pairs);
+    if (plan.tiles.blocks > 0) {
+      add_tiles<T>(to, plan.tiles);
+      if (plan.side != nullptr) to.add_call([&](auto stream) { return plan.side->follow(stream); });
+      Launches weights(plan.side != nullptr ? plan.side->get() : stream);
+      if (to.error() == cudaSuccess) {
+        weights.add<tile_gradients_kernel<T>>(blocks_of(plan.tile_gradients.blocks), kSliceThreads,
+                                              kSliceSharedBytes, plan.tile_gradients);
+        add_gradients<T>(weights, plan.weights);
+        add_sums<T>(weights, plan.sums);
+      }
+      return to.error() == cudaSuccess ? weights.error() : to.error();
+    }
   }
   to.add<after_kernel<T>>(blocks_of(plan.after.token_blocks + plan.after.packs.tiles),
                           kTokenThreads, 0, plan.after);
@@ -185,7 +214,7 @@ cudaError_t run(const BackwardPlan& plan, cudaStream_t stream) {
   int tiles = 0;
   for (int n = 0; n < plan.columns.count; ++n) tiles += plan.columns.sum[n].tiles;
   to.add<column_sums_kernel<T>>(blocks_of(tiles, plan.columns.parts), kSumThreads, 0, plan.columns);
-  to.add<part_sums_kernel<T>>(blocks_of(plan.sums.blocks), kSumThreads, 0, plan.sums);
+  add_sums<T>(to, plan.sums);
   return to.error();
 }
 

@@ -6,7 +6,6 @@
 
 #include <cmath>
 
-#include "layers/cuda/fixed_angles.cuh"
 #include "layers/cuda/prologue.h"
 #include "layers/cuda/rows.cuh"
 
@@ -88,32 +87,6 @@ struct Rotation {
       constexpr double kTurnsOfRadian = 0.15915494309189533577;
       const double turns = static_cast<double>(position) * kTurnsOfRadian * exp2(pair * log2_step);
       sincospif(static_cast<float>(2 * (turns - rint(turns))), &sine, &cosine);
-    }
-  }
-
-  // All of the angles at some rows to shared memory, [rows, 2, dim], by a block's threads: a lane
-  // has the same channels of every row, so that their frequency is worked out once.
-  template <typename RowOf>
-  __device__ __forceinline__ void fill_angles(float* s_angles, int rows, int dim,
-                                              const RowOf& row_of) const {
-    constexpr double kTurnsOfRadian = 0.15915494309189533577;
-#pragma unroll 1
-    for (int i = threadIdx.x % 32; i < dim; i += 32) {
-      const int pairs = turning / 2;
-      const bool is_first = half ? i < pairs : i % 2 == 0;
-      const int pair = half ? i - (is_first ? 0 : pairs) : i / 2;
-      const double turns = i < turning ? kTurnsOfRadian * exp2(pair * log2_step) : 0;
-      const auto step = static_cast<uint64_t>(turns * 0x1p64);
-#pragma unroll 1
-      for (int r = threadIdx.x / 32; r < rows; r += blockDim.x / 32) {
-        const auto row = row_of(r);
-        if (!row.is) continue;
-        const Angle a =
-            angle_at(step, ids != nullptr ? ids[row.at.b * ids_batch + row.at.r * ids_row]
-                                          : first + row.at.r);
-        s_angles[r * 2 * dim + i] = a.cosine;
-        s_angles[(r * 2 + 1) * dim + i] = is_first ? -a.sine : a.sine;
-      }
     }
   }
 

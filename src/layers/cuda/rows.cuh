@@ -103,12 +103,6 @@ __device__ __forceinline__ uint4 pack_eight(const Eight& a) {
   return {ptx::pack<T>(x[0], x[1]), ptx::pack<T>(x[2], x[3]), ptx::pack<T>(x[4], x[5]),
           ptx::pack<T>(x[6], x[7])};
 }
-// Four of them as they are, from the i-th on.
-__device__ __forceinline__ uint4 float_words(const Eight& a, int i) {
-  return {__float_as_uint(a.x[i]), __float_as_uint(a.x[i + 1]), __float_as_uint(a.x[i + 2]),
-          __float_as_uint(a.x[i + 3])};
-}
-
 template <typename T>
 __device__ __forceinline__ void store_eight(T* to, const Eight& a) {
   const auto& x = a.x;

@@ -17,14 +17,18 @@ struct Values {
   int width = 0, now = 0;  // channels, and those of the same token
   int q_len = 0;
   Rows from, to;
+  int first = -1;  // row that there is; rows before it are zeros
 
   // All channels of a token, by a warp. Halves are multiples of four channels.
   template <typename T>
   __device__ __forceinline__ void copy(RowAt at, int step) const {
 #pragma unroll 1
-    for (int i = threadIdx.x % 32 * 4; i < width; i += 128) {
-      store<T>(at, i, load<T>(at, step, i));
-    }
+    for (int i = threadIdx.x % 32 * 4; i < width; i += 128) move<T>(at, step, i);
+  }
+  // Four of them.
+  template <typename T>
+  __device__ __forceinline__ void move(RowAt at, int step, int i) const {
+    store<T>(at, i, load<T>(at, step, i));
   }
 
   // Four channels on their way; zeros where there are none.
@@ -33,8 +37,9 @@ struct Values {
   template <typename T>
   __device__ __forceinline__ Four<T> load(RowAt at, int step, int i) const {
     const int r = at.r + (i >= now ? step : 0);
-    return i < width && r < q_len ? *reinterpret_cast<const Four<T>*>(from.at<T>(at.b, r) + i)
-                                  : Four<T>{};
+    return i < width && r >= first && r < q_len
+               ? *reinterpret_cast<const Four<T>*>(from.at<T>(at.b, r) + i)
+               : Four<T>{};
   }
   template <typename T>
   __device__ __forceinline__ void store(RowAt at, int i, const Four<T>& x) const {

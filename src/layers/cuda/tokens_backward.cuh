@@ -23,30 +23,12 @@ struct After {
   int zero_rows = 0;  // of dmixed, after the last token of each member of the batch
 };
 
-// Where the cos and sin of a row's channels are: computed by a warp, or in memory.
-struct AnglesOf {
-  const Rotation& rotation;
-  RowAt at;
-  __device__ __forceinline__ void load(int i, Eight& cosines, Eight& sines) const {
-    rotation.angles(at, i, cosines, sines);
-  }
-};
-struct AnglesAt {
-  const float* from;  // [2, dim]
-  int dim;
-  __device__ __forceinline__ void load(int i, Eight& cosines, Eight& sines) const {
-    if (i >= dim) return;
-    cosines = load_eight(from + i);
-    sines = load_eight(from + dim + i);
-  }
-};
-
 // One token, by a warp: a lane has the same channels of some heads. keep(channel, x) gets eight of
 // dmixed, and slopes [heads_kv], where given, the temperature's gradient. Gives the sums over
 // heads.
-template <typename T, typename Angles, typename Keep>
-__device__ __forceinline__ HeadSums token_backward(const After& a, RowAt at, const Angles& angles,
-                                                   float* slopes, const Keep& keep) {
+template <typename T, typename Keep>
+__device__ __forceinline__ HeadSums token_backward(const After& a, RowAt at, float* slopes,
+                                                   const Keep& keep) {
   const Coupling& c = a.coupling;
   const int dim = c.dim, heads = c.heads + c.heads_kv, i = a.lanes.channel();
   const bool is = i < dim;
@@ -71,7 +53,7 @@ __device__ __forceinline__ HeadSums token_backward(const After& a, RowAt at, con
   };
   Head next = fetch(a.lanes.head());
   Eight cosines{}, sines{};
-  angles.load(i, cosines, sines);
+  a.rotation.angles(at, i, cosines, sines);
   const auto turn_back = [&](const Eight& y, const T* head) {
     const Eight partners = a.rotation.partners(y, head, i);
     Eight x{};
@@ -124,9 +106,8 @@ __device__ void after_token(const After& a, int token, float* slopes) {
   // Values of up to 256 channels come while heads are worked on.
   const int own = threadIdx.x % 32 * 4;
   const auto v = a.values.load<T>(at, 1, own), more = a.values.load<T>(at, 1, own + 128);
-  HeadSums sums =
-      token_backward<T>(a, at, AnglesOf{a.rotation, at}, slopes,
-                        [&](int channel, const Eight& x) { store_eight(dmixed + channel, x); });
+  HeadSums sums = token_backward<T>(
+      a, at, slopes, [&](int channel, const Eight& x) { store_eight(dmixed + channel, x); });
   a.values.store<T>(at, own, v);
   a.values.store<T>(at, own + 128, more);
   for (int i = own + 256; i < a.values.width; i += 128) {

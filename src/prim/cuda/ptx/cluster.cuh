@@ -3,11 +3,11 @@
 
 #include <cstdint>
 
-// Of a kernel whose blocks come in clusters of two.
+// Of a kernel whose blocks come in clusters of so many.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#define FOVEA_IN_PAIRS
+#define FOVEA_IN_CLUSTERS_OF(blocks)
 #else
-#define FOVEA_IN_PAIRS __cluster_dims__(2, 1, 1)
+#define FOVEA_IN_CLUSTERS_OF(blocks) __cluster_dims__(blocks, 1, 1)
 #endif
 
 namespace fovea::ptx {
@@ -31,17 +31,13 @@ __device__ __forceinline__ uint32_t shared_address_of(uint32_t shared, int rank)
   return there;
 }
 
-__device__ __forceinline__ void store_in_cluster(uint32_t there, uint32_t x) {
+// Of another block, once it has been there at a cluster_sync.
+__device__ __forceinline__ float2 load_in_cluster(uint32_t there) {
+  float2 x{};
 #if __CUDA_ARCH__ >= 900
-  asm volatile("st.shared::cluster.b32 [%0], %1;" ::"r"(there), "r"(x) : "memory");
+  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(there));
 #endif
-}
-__device__ __forceinline__ void store_in_cluster(uint32_t there, const uint4& x) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(there), "r"(x.x), "r"(x.y),
-               "r"(x.z), "r"(x.w)
-               : "memory");
-#endif
+  return x;
 }
 
 }  // namespace fovea::ptx
