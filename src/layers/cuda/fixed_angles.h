@@ -9,6 +9,13 @@
 
 namespace fovea::layers::cuda {
 
+// An angle in radians; whole turns are none.
+inline uint64_t fixed_angle(long double radians) {
+  constexpr long double kTurn = 6.283185307179586476925286766559005768L;
+  const long double turns = radians / kTurn;
+  return static_cast<uint64_t>(std::ldexp(turns - std::floor(turns), 64));
+}
+
 struct FixedAngles {
   static constexpr int kMostPairs = 128;  // the operator's heads have 256 channels at most
 
@@ -17,15 +24,11 @@ struct FixedAngles {
   uint64_t step[kMostPairs] = {};  // what pair i turns by from one position to the next
 
   static FixedAngles make(const RopeOptions& rope, int64_t turning) {
-    constexpr long double kTurn = 6.283185307179586476925286766559005768L;
     FixedAngles r;
     r.turning = static_cast<int>(turning);
     r.style = rope.style;
     for (int i = 0; i < r.turning / 2; ++i) {
-      const long double turns =
-          std::pow(static_cast<long double>(rope.base), -2.0L * i / r.turning) / kTurn;
-      // Whole turns are none.
-      r.step[i] = static_cast<uint64_t>(std::ldexp(turns - std::floor(turns), 64));
+      r.step[i] = fixed_angle(std::pow(static_cast<long double>(rope.base), -2.0L * i / r.turning));
     }
     return r;
   }

@@ -37,7 +37,7 @@ size_t prologue_scratch_bytes(const Prologue& p, const RopeTable& rope, Pass pas
 
 bool prologue_makes_lead(const Prologue& p, const RopeTable& rope) {
   TileForward tiles;
-  return takes(p) && set_tiles(p, Sizes(p), Rotation::of(rope, p.mix.positions), false, tiles);
+  return takes(p) && cut_tiles(p, Sizes(p), Rotation::of(rope, p.mix.positions), false, tiles);
 }
 
 cudaError_t prologue(const Prologue& p, const RopeTable& rope, std::byte* scratch,

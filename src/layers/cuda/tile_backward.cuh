@@ -157,14 +157,11 @@ __device__ __forceinline__ void convolve_all_back(const TileBackward& a, int par
                                                   const std::byte* shared, int b, int first) {
   constexpr int kPieces = 5 / kM;  // of the tile's rows with those that follow, and two before
   const int lane = threadIdx.x % 32, pitch = a.room.pitch;
-  const int units = (a.heads.own_q + a.heads.own_k(part)) * kPieces;
-#pragma unroll 1
-  for (int unit = threadIdx.x / 32; unit < units; unit += kTileWarps) {
-    const int head = a.heads.head(part, unit / kPieces), row = unit % kPieces * 16 * kM;
+  over_heads<kPieces, 16 * kM>(a.heads, part, [&](int head, int nth, int row) {
     const bool is_k = head >= a.heads.heads;
     const TileWeight& w = a.weights.second(is_k);
     const int out = is_k ? a.heads.heads * kTileDim : 0;
-    const int in = is_k ? head - a.heads.heads : unit / kPieces;
+    const int in = is_k ? head - a.heads.heads : nth;
     T* const du = a.du.at<T>(b, first + row + lane / 4) + head * kTileDim + lane % 4 * 2;
     ptx::Fragment sum[kM][2];
     multiply_taps<T, true>(sum, s_dmixed + row * pitch + out, pitch,
@@ -183,7 +180,7 @@ __device__ __forceinline__ void convolve_all_back(const TileBackward& a, int par
             x;
       }
     }
-  }
+  });
 }
 
 // Back through the first convolution to dz, with what comes by the coupling.
@@ -191,15 +188,11 @@ template <typename T, int kM>
 __device__ __forceinline__ void convolve_heads_back(const TileBackward& a, int part,
                                                     const T* s_dmixed, const T* s_du,
                                                     const std::byte* shared, int b, int first) {
-  constexpr int kPieces = kTileTokens / 16 / kM;
   const int lane = threadIdx.x % 32, pitch = a.room.pitch;
-  const int units = (a.heads.own_q + a.heads.own_k(part)) * kPieces;
-#pragma unroll 1
-  for (int unit = threadIdx.x / 32; unit < units; unit += kTileWarps) {
-    const int head = a.heads.head(part, unit / kPieces), row = unit % kPieces * 16 * kM;
+  over_heads<kTileTokens / 16 / kM, 16 * kM>(a.heads, part, [&](int head, int nth, int row) {
     const bool is_k = head >= a.heads.heads;
     const TileWeight& w = a.weights.first(is_k);
-    const int at = is_k ? head - a.heads.heads : unit / kPieces;
+    const int at = is_k ? head - a.heads.heads : nth;
     T* const dz = a.dz.at<T>(b, first + row + lane / 4) + head * kTileDim + lane % 4 * 2;
     ptx::Fragment sum[kM][2];
     multiply_taps<T, true>(
@@ -214,7 +207,7 @@ __device__ __forceinline__ void convolve_heads_back(const TileBackward& a, int p
       *reinterpret_cast<uint32_t*>(dz + (m * 16 + y * 8) * static_cast<int>(a.dz.row) + n * 8) =
           ptx::pack<T>(sum[m][n][2 * y], sum[m][n][2 * y + 1]);
     }
-  }
+  });
 }
 
 template <typename T, bool kFew>

@@ -174,6 +174,18 @@ struct TileHeads {
   }
 };
 
+// use(head, nth, row) with every head of a block, its nth, and every kRows rows of the first
+// kPieces * kRows of a tile, in turn to each warp.
+template <int kPieces, int kRows, typename Use>
+__device__ __forceinline__ void over_heads(const TileHeads& heads, int part, const Use& use) {
+  const int units = (heads.own_q + heads.own_k(part)) * kPieces;
+#pragma unroll 1
+  for (int unit = threadIdx.x / 32; unit < units; unit += kTileWarps) {
+    const int head = heads.head(part, unit / kPieces);
+    use(head, unit / kPieces, unit % kPieces * kRows);
+  }
+}
+
 // What a head gets from others by the coupling: `weight` times the sum of `count` heads, and `own`
 // times itself.
 struct HeadShare {
@@ -245,9 +257,7 @@ struct TileTurns {
     TileTurns t;
     t.half = r.half;
     for (int i = 0; i < r.turning / 2; ++i) {
-      constexpr long double kTurn = 6.283185307179586476925286766559005768L;
-      const long double turns = std::exp2(static_cast<long double>(i * r.log2_step)) / kTurn;
-      t.step[i] = static_cast<uint64_t>(std::ldexp(turns, 64));
+      t.step[i] = fixed_angle(std::exp2(static_cast<long double>(i * r.log2_step)));
     }
     t.ids = r.ids;
     t.ids_batch = r.ids_batch;

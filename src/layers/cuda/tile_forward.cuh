@@ -135,22 +135,18 @@ template <typename T, int kM>
 __device__ __forceinline__ void convolve_all(const TileForward& a, int part, const T* s_z,
                                              const T* s_u, const float2* s_angles,
                                              const std::byte* shared, int b, int first) {
-  constexpr int kPieces = kTileTokens / 16 / kM;
-  const int units = (a.heads.own_q + a.heads.own_k(part)) * kPieces;
-#pragma unroll 1
-  for (int unit = threadIdx.x / 32; unit < units; unit += kTileWarps) {
-    const int head = a.heads.head(part, unit / kPieces), row = unit % kPieces * 16 * kM;
+  over_heads<kTileTokens / 16 / kM, 16 * kM>(a.heads, part, [&](int head, int nth, int row) {
     const bool is_k = head >= a.heads.heads;
     const TileWeight& w = a.weights.second(is_k);
     const int in = is_k ? a.heads.heads * kTileDim : 0;
-    const int out = is_k ? head - a.heads.heads : unit / kPieces;
+    const int out = is_k ? head - a.heads.heads : nth;
     ptx::Fragment sum[kM][2];
     multiply_taps<T, false>(
         sum, s_u + row * a.room.pitch + in, a.room.pitch,
         reinterpret_cast<const T*>(shared + w.offset) + out * kTileDim * w.pitch(), w.pitch(),
         w.tap_size(), w.row_eights / 2);
     finish_head<T>(a, sum, s_z, s_angles, head, b, first, row);
-  }
+  });
 }
 
 template <typename T, bool kFew>

@@ -39,9 +39,9 @@ inline int set_tile_weights(const Prologue& p, bool backward, int own, TileWeigh
   return bytes;
 }
 
-// Sets what both passes have, and gives whether they go this way. As many blocks share a tile as
-// there are multiprocessors for, and more where their weights do not fit otherwise.
-inline bool set_tiles(const Prologue& p, const Sizes& s, const Rotation& rotation, bool backward,
+// How tiles, heads and weights are cut among blocks; whether a pass goes this way. As many blocks
+// share a tile as there are multiprocessors for, and more where their weights do not fit otherwise.
+inline bool cut_tiles(const Prologue& p, const Sizes& s, const Rotation& rotation, bool backward,
                       Tiled& t) {
   if (!may_be_tiled(p, s, rotation)) return false;
   const int heads = as_int(p.mix.heads), heads_kv = as_int(p.mix.heads_kv);
@@ -66,6 +66,13 @@ inline bool set_tiles(const Prologue& p, const Sizes& s, const Rotation& rotatio
   // Where there are more tokens, it has more blocks than multiprocessors, which must be dealt out
   // evenly.
   t.leaves_early = parts >= 4;
+  return true;
+}
+
+// Sets what both passes have, where they go this way.
+inline bool set_tiles(const Prologue& p, const Sizes& s, const Rotation& rotation, bool backward,
+                      Tiled& t) {
+  if (!cut_tiles(p, s, rotation, backward, t)) return false;
   t.settled = p.settled;
   t.begins = p.begins;
   t.q_len = s.q_len;

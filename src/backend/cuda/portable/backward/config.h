@@ -37,7 +37,8 @@ struct BackwardConfig {
   // One term alone, for which the pass that does all has kernels of its own.
   constexpr bool one_term() const { return is_one_term(terms); }
   // Words of a query row in shared memory: lse2, delta, what it sees, and what its term needs.
-  constexpr int row_stats() const { return one_term() ? 6 : 4; }
+  static constexpr int row_stats(Terms terms) { return is_one_term(terms) ? 6 : 4; }
+  constexpr int row_stats() const { return row_stats(terms); }
   constexpr int key_tile() const { return key_warps / query_warps * 16 * key_m_tiles; }
   constexpr int key_threads() const { return 32 * key_warps; }
   constexpr int row_tile() const { return row_warps * 16 * row_m_tiles; }

@@ -124,11 +124,8 @@ class KeyElements {
   }
 
  private:
-  // With a term worked out wherever it is asked for: there is no register to keep it in.
   static __device__ __forceinline__ int lane() {
-    uint32_t thread = threadIdx.x;
-    if constexpr (is_one_term(kTerms)) asm volatile("" : "+r"(thread));
-    return static_cast<int>(thread % 32);
+    return is_one_term(kTerms) ? lane_anew() : static_cast<int>(threadIdx.x % 32);
   }
 
   // of_row(row, stats) gives what takes (first, ahead, raw, dp) to a Gradient: `first` is a lane's

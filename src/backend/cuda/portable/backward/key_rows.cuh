@@ -13,7 +13,7 @@ namespace fovea::cuda {
 template <int kTileQ, int kTileKv, int kThreads, Terms kTerms>
 class KeyRows {
   static constexpr bool kReads = kReadsTerm<kTerms>;
-  static constexpr int kWords = is_one_term(kTerms) ? 6 : 4;  // of a row
+  static constexpr int kWords = BackwardConfig::row_stats(kTerms);
 
  public:
   // [stage][lse2, delta, sight (two), term (two)][kTileQ]

@@ -19,6 +19,13 @@ template <Terms kTerms>
 inline constexpr tile::RowOrder kKeyOrder =
     kReadsTerm<kTerms> ? tile::RowOrder::kRunsOfFour : tile::RowOrder::kPlain;
 
+// Of a warp, worked out anew: for kernels that have no register to keep it in.
+__device__ __forceinline__ int lane_anew() {
+  uint32_t thread = threadIdx.x;
+  asm volatile("" : "+r"(thread));
+  return static_cast<int>(thread % 32);
+}
+
 // Where row (head_q, i) of the term's tensor begins.
 template <Terms kTerms>
 __device__ __forceinline__ uint64_t term_begin(const Problem& p, int b, int head_q, int i) {
@@ -135,12 +142,7 @@ class KeyTerms {
   }
 
  private:
-  // Worked out wherever it is asked for: there is no register to keep it in.
-  static __device__ __forceinline__ int lane() {
-    uint32_t thread = threadIdx.x;
-    asm volatile("" : "+r"(thread));
-    return static_cast<int>(thread % 32);
-  }
+  static __device__ __forceinline__ int lane() { return lane_anew(); }
 
   // body(n, y, row): where the row of column y of fragments [.][n] begins.
   template <typename Body>
