@@ -2,6 +2,7 @@
 set(FOVEA_CUDA AUTO CACHE STRING "Build the CUDA engines: ON, OFF, or AUTO (ON where nvcc is found)")
 set(FOVEA_CUDA_ARCHITECTURES "80-real;90-real;90-virtual" CACHE STRING
     "GPU architectures to build for, as CMAKE_CUDA_ARCHITECTURES takes them")
+option(FOVEA_CUDA_LINEINFO "Name source lines in GPU code, for profilers and compute-sanitizer" OFF)
 
 set(fovea_with_cuda OFF)
 if(FOVEA_CUDA STREQUAL "AUTO" OR FOVEA_CUDA)
@@ -29,7 +30,7 @@ function(fovea_compile_cuda library)
   # CMake before 3.25.2 does not know how nvcc 13 is asked for C++20.
   set_target_properties(${library} PROPERTIES CUDA_STANDARD_REQUIRED OFF)
   target_compile_options(${library} PRIVATE
-    $<$<COMPILE_LANGUAGE:CUDA>:--std=c++20 --expt-relaxed-constexpr -lineinfo
+    $<$<COMPILE_LANGUAGE:CUDA>:--std=c++20 --expt-relaxed-constexpr $<$<BOOL:${FOVEA_CUDA_LINEINFO}>:-lineinfo>
                                -Xptxas=--warn-on-spills,--warning-as-error>
     $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wno-restrict>)
 endfunction()

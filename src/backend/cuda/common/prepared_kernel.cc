@@ -1,6 +1,8 @@
 // Shared memory is asked for, and the architecture that the code was compiled for is looked up.
 #include "backend/cuda/common/prepared_kernel.h"
 
+#include <atomic>
+
 namespace fovea::cuda {
 namespace {
 
@@ -13,7 +15,8 @@ cudaError_t PreparedKernel::on_current_device(const void* kernel, int shared_byt
                                               bool& begins_early) {
   int device = 0;
   if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
-  State state = device < kDevices ? states_[device].load(std::memory_order_acquire) : kUnknown;
+  State state = device < kDevices ? std::atomic_ref(states_[device]).load(std::memory_order_acquire)
+                                  : kUnknown;
   if (state == kUnknown) {
     cudaError_t error = cudaSuccess;
     if (shared_bytes > kSharedBytesOfAll) {
@@ -25,7 +28,9 @@ cudaError_t PreparedKernel::on_current_device(const void* kernel, int shared_byt
     if (error != cudaSuccess) return error;
     // What was compiled from the PTX of an older architecture does not wait.
     state = attributes.ptxVersion >= kEarlyArchitecture ? kBeginsEarly : kBeginsLate;
-    if (device < kDevices) states_[device].store(state, std::memory_order_release);
+    if (device < kDevices) {
+      std::atomic_ref(states_[device]).store(state, std::memory_order_release);
+    }
   }
   begins_early = state == kBeginsEarly;
   return cudaSuccess;

@@ -3,8 +3,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <atomic>
-
 namespace fovea::cuda {
 
 class PreparedKernel {
@@ -16,7 +14,7 @@ class PreparedKernel {
   enum State : unsigned char { kUnknown, kBeginsLate, kBeginsEarly };
   static constexpr int kDevices = 32;  // others are asked at every launch
 
-  std::atomic<State> states_[kDevices] = {};
+  State states_[kDevices] = {};  // touched as atomics; <atomic> would cost every kernel a second
 };
 
 }  // namespace fovea::cuda

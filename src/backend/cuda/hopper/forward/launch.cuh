@@ -1,9 +1,10 @@
 // Launching of one forward kernel.
 #pragma once
 
-#include "backend/cuda/common/merge_parts.cuh"
+#include "backend/cuda/common/launch.cuh"
+#include "backend/cuda/common/merge_parts.h"
+#include "backend/cuda/hopper/forward/instance.h"
 #include "backend/cuda/hopper/forward/kernel.cuh"
-#include "backend/cuda/hopper/forward/kernels.h"
 
 namespace fovea::cuda::hopper {
 

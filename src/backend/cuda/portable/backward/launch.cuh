@@ -3,12 +3,12 @@
 
 #include "backend/cuda/common/launch.cuh"
 #include "backend/cuda/portable/backward/bias.cuh"
-#include "backend/cuda/portable/backward/kernels.h"
+#include "backend/cuda/portable/backward/instance.h"
 #include "backend/cuda/portable/backward/keys.cuh"
 #include "backend/cuda/portable/backward/rows.cuh"
 #include "backend/cuda/portable/backward/short.cuh"
 #include "backend/cuda/portable/backward/small_keys.cuh"
-#include "backend/cuda/portable/backward/stats.cuh"
+#include "backend/cuda/portable/backward/stats.h"
 #include "base/ceil_div.h"
 
 namespace fovea::cuda {
@@ -40,7 +40,7 @@ cudaError_t launch_short(const BackwardArguments& a, cudaStream_t stream) {
       keys + rows, kC.threads(), short_shared_bytes<Shape>(), stream, a, static_cast<int>(keys),
       longest_first);
   if (error == cudaSuccess && a.dsink != nullptr) {
-    error = launch_blocks<sink_gradient_kernel>(p.head_q, kStatThreads, 0, stream, a);
+    error = sink_gradient(a, stream);
   }
   return error;
 }
@@ -54,10 +54,7 @@ cudaError_t launch_backward(const BackwardArguments& a, cudaStream_t stream) {
   }
   const Problem& p = a.p;
   const int64_t heads = static_cast<int64_t>(a.batch) * p.head_kv;
-  const int64_t rows = static_cast<int64_t>(a.batch) * p.head_q * p.q_len;
-  const int lane_bits = stat_lane_bits(p.dim_v);
-  cudaError_t error = launch_blocks<row_stats_kernel<T>>(ceil_div(rows << lane_bits, kStatThreads),
-                                                         kStatThreads, 0, stream, a, lane_bits);
+  cudaError_t error = row_stats<T>(a, stream);
   const auto then = [&]<auto kKernel>(Kernel<kKernel>, int64_t blocks, int threads, int bytes) {
     if (error == cudaSuccess) error = launch_blocks<kKernel>(blocks, threads, bytes, stream, a);
   };
@@ -99,8 +96,7 @@ cudaError_t launch_backward(const BackwardArguments& a, cudaStream_t stream) {
            Bias::kBytes);
     }
   }
-  if (a.dsink != nullptr) then(Kernel<sink_gradient_kernel>{}, p.head_q, kStatThreads, 0);
-  return error;
+  return error == cudaSuccess && a.dsink != nullptr ? sink_gradient(a, stream) : error;
 }
 
 template <DType kDtype, typename Shape>

@@ -1,23 +1,11 @@
 // The forward kernels of this build, one entry per instance of the table in CMakeLists.txt.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <span>
 
-#include "backend/cuda/portable/arguments.h"
-#include "backend/cuda/portable/forward/config.h"
-#include "fovea/tensor.h"
+#include "backend/cuda/portable/forward/instance.h"
 
 namespace fovea::cuda {
-
-struct ForwardKernel {
-  DType dtype;
-  ForwardConfig config;
-  // One block per (tile of rows, KV head) and part of the keys.
-  cudaError_t (*launch)(const ForwardArguments& a, int64_t blocks, cudaStream_t stream);
-  cudaError_t (*merge)(const MergePartsArguments& a, cudaStream_t stream);
-};
 
 std::span<const ForwardKernel* const> forward_kernels();
 

@@ -1,9 +1,10 @@
 // Launching of one forward kernel.
 #pragma once
 
-#include "backend/cuda/common/merge_parts.cuh"
+#include "backend/cuda/common/launch.cuh"
+#include "backend/cuda/common/merge_parts.h"
+#include "backend/cuda/portable/forward/instance.h"
 #include "backend/cuda/portable/forward/kernel.cuh"
-#include "backend/cuda/portable/forward/kernels.h"
 
 namespace fovea::cuda {
 

@@ -1,14 +1,13 @@
-// Joins the parts of a forward pass that was cut over the keys: one warp a row.
-#pragma once
-
+// One warp a row.
 #include "backend/cuda/common/launch.cuh"
-#include "backend/cuda/common/parts.h"
+#include "backend/cuda/common/merge_parts.h"
 #include "backend/cuda/common/sequence.cuh"
 #include "base/ceil_div.h"
 #include "prim/cuda/ptx/grid_dependency.cuh"
 #include "prim/cuda/ptx/math.cuh"
 
 namespace fovea::cuda {
+namespace {
 
 constexpr int kMergePartsThreads = 128;
 
@@ -59,11 +58,18 @@ __global__ void __launch_bounds__(kMergePartsThreads)
   }
 }
 
+}  // namespace
+
 template <typename T>
 cudaError_t merge_parts(const MergePartsArguments& a, cudaStream_t stream) {
   const int64_t rows = static_cast<int64_t>(a.batch) * a.p.head_q * a.p.q_len;
   const auto blocks = static_cast<unsigned>(ceil_div(rows * 32, kMergePartsThreads));
   return launch<merge_parts_kernel<T>>({dim3(blocks), kMergePartsThreads, 0, stream}, a);
 }
+
+template cudaError_t merge_parts<float>(const MergePartsArguments&, cudaStream_t);
+template cudaError_t merge_parts<ptx::TensorFloat>(const MergePartsArguments&, cudaStream_t);
+template cudaError_t merge_parts<__half>(const MergePartsArguments&, cudaStream_t);
+template cudaError_t merge_parts<__nv_bfloat16>(const MergePartsArguments&, cudaStream_t);
 
 }  // namespace fovea::cuda

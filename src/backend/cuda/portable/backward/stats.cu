@@ -1,17 +1,18 @@
-// What backward needs of every query row before it starts: delta and lse in log2 units. And the
-// gradient of the sink, which needs nothing else.
-#pragma once
-
+// Both read rows alone, whatever the head dim: kernels of the dtype, not of an instance.
+#include "backend/cuda/common/launch.cuh"
 #include "backend/cuda/portable/backward/element.cuh"
+#include "backend/cuda/portable/backward/stats.h"
 #include "backend/cuda/portable/loads.cuh"
+#include "base/ceil_div.h"
 #include "prim/cuda/ptx/grid_dependency.cuh"
 
 namespace fovea::cuda {
+namespace {
 
 constexpr int kStatThreads = 128;
 
 // Lanes that share a row, as a power of two: each reads 8 values at a time.
-inline int stat_lane_bits(int dim_v) {
+int stat_lane_bits(int dim_v) {
   int bits = 0;
   while (bits < 5 && 8 << bits < dim_v) ++bits;
   return bits;
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(kStatThreads)
 }
 
 // One block a head, always in the same order.
-static __global__ void __launch_bounds__(kStatThreads)
+__global__ void __launch_bounds__(kStatThreads)
     sink_gradient_kernel(const __grid_constant__ BackwardArguments a) {
   ptx::wait_for_earlier_kernels();
   const Problem& p = a.p;
@@ -119,6 +120,28 @@ static __global__ void __launch_bounds__(kStatThreads)
     __syncthreads();
   }
   if (threadIdx.x == 0) a.dsink[head * a.dsink_head] = static_cast<float>(sums[0]);
+}
+
+dim3 grid(int64_t blocks) { return dim3(static_cast<unsigned>(blocks)); }
+
+}  // namespace
+
+template <typename T>
+cudaError_t row_stats(const BackwardArguments& a, cudaStream_t stream) {
+  const int64_t rows = static_cast<int64_t>(a.batch) * a.p.head_q * a.p.q_len;
+  const int lane_bits = stat_lane_bits(a.p.dim_v);
+  const int64_t blocks = ceil_div(rows << lane_bits, kStatThreads);
+  if (blocks == 0) return cudaSuccess;
+  return launch<row_stats_kernel<T>>({grid(blocks), kStatThreads, 0, stream}, a, lane_bits);
+}
+
+template cudaError_t row_stats<float>(const BackwardArguments&, cudaStream_t);
+template cudaError_t row_stats<ptx::TensorFloat>(const BackwardArguments&, cudaStream_t);
+template cudaError_t row_stats<__half>(const BackwardArguments&, cudaStream_t);
+template cudaError_t row_stats<__nv_bfloat16>(const BackwardArguments&, cudaStream_t);
+
+cudaError_t sink_gradient(const BackwardArguments& a, cudaStream_t stream) {
+  return launch<sink_gradient_kernel>({grid(a.p.head_q), kStatThreads, 0, stream}, a);
 }
 
 }  // namespace fovea::cuda
