@@ -103,7 +103,7 @@ def result_table(path, result):
         best = max((own["tflops"] or 0) for _, own in pairs)
         line = (
             f"| {peer} | {dtype} | {name} | {len(values)} | {geometric_mean(values):.2f} "
-            f"| {min(values):.2f} | {best:.3g} |"
+            f"| {min(values):.2f} | {f'{best:.3g}' if best else '-'} |"
         )
         if memory is not None:
             shares = [value for value, _ in memory.get((peer, dtype, name), [])]

@@ -1,10 +1,16 @@
 """A small transformer that is trained twice from the same seed, with fovea's attention and with torch's.
 
 As a program it compares the loss curves of 10 million parameters on a GPU, fewer on a CPU, and times training steps and
-calls beside torch's flash backend.
+calls beside torch's flash backend. With --json FILE it writes what it measured as `fovea bench` does.
 """
 
+import argparse
 import contextlib
+import datetime
+import json
+import pathlib
+import platform
+import subprocess
 import time
 
 import torch
@@ -152,7 +158,19 @@ def host_time(call, device, count=50, rounds=60):
     return 1e6 * least
 
 
+FLASH = "torch-flash"  # what fovea is measured beside, as the results call it
+
+
+def row(case, impl, done, timing, median, least):
+    """A line of the results; times in ms."""
+    return {
+        "suite": "training", "case": case, "impl": impl, "kernel": None, "pass": done, "dtype": "bf16", "timing": timing,
+        "ms": median, "ms_least": least, "tflops": None, "mem_bytes": None, "ok": None,
+    }  # fmt: skip
+
+
 def report_curves(device, width, layers, batch, length, steps):
+    """Whether the two agree."""
     mine, theirs = models(width, width // 64, layers, length, device, [fovea_function, torchs])
     count = sum(p.numel() for p in mine.parameters())
     curves = [train(m, steps, batch, length, device, rate=1e-3, half=True) for m in (mine, theirs)]
@@ -161,6 +179,7 @@ def report_curves(device, width, layers, batch, length, steps):
         f"{count / 1e6:.1f} M parameters, {steps} steps: loss {curves[0][0]:.3f} to {curves[0][-1]:.4f} (fovea), "
         f"{curves[1][-1]:.4f} (torch); at most {apart:.4f} apart"
     )
+    return apart.item() < 0.02
 
 
 def report_steps(device, width, layers, batch, length):
@@ -177,35 +196,78 @@ def report_steps(device, width, layers, batch, length):
         return step
 
     steps = [stepper(pair[0], contextlib.nullcontext), stepper(pair[1], only_flash)]
-    for how, make in [("", lambda step: step)] + [(" as a graph", as_graph)] * (device == "cuda"):
-        for name, (median, least) in zip(["fovea", "torch, flash"], step_times([make(s) for s in steps], device)):
-            print(f"step of {batch} x {length} tokens{how}, {name}: {median:.2f} ms, at least {least:.2f} ms")
+    rows = []
+    for timing, make in [("eager", lambda step: step)] + [("graph", as_graph)] * (device == "cuda"):
+        for impl, (median, least) in zip(["fovea-torch", FLASH], step_times([make(s) for s in steps], device)):
+            case = f"step of {batch} x {length} tokens, {timing}"
+            print(f"{case}, {impl}: {median:.2f} ms, at least {least:.2f} ms")
+            rows.append(row(case, impl, "fwd+bwd", timing, median, least))
+    return rows
 
 
 def report_host(device):
     q, k, v = (torch.randn(1, 8, 128, 64, device=device, dtype=torch.bfloat16) for _ in range(3))
     leaves = [t.clone().requires_grad_() for t in (q, k, v)]
     dout = torch.randn_like(q)
-    functions = {"fovea": fovea.scaled_dot_product_attention, "torch, flash": F.scaled_dot_product_attention}
-    for name, function in [*functions.items()] * 2:
-        with contextlib.nullcontext() if name == "fovea" else only_flash():
+    functions = {"fovea-torch": fovea.scaled_dot_product_attention, FLASH: F.scaled_dot_product_attention}
+    found = {}
+    for impl, function in [*functions.items()] * 2:
+        with contextlib.nullcontext() if impl != FLASH else only_flash():
             with torch.no_grad():
                 plain = host_time(lambda: function(q, k, v, is_causal=True), device)
             forward = host_time(lambda: function(*leaves, is_causal=True), device)
             both = host_time(lambda: torch.autograd.grad(function(*leaves, is_causal=True), leaves, dout), device)
         print(
-            f"host time of B1 H8 S128 D64, {name}: {plain:.1f} us, with gradients {forward:.1f} us, "
+            f"host time of B1 H8 S128 D64, {impl}: {plain:.1f} us, with gradients {forward:.1f} us, "
             f"with the backward pass {both:.1f} us"
         )
+        for done, time_us in [("host, no gradients", plain), ("host, fwd", forward), ("host, fwd+bwd", both)]:
+            found[impl, done] = min(found.get((impl, done), time_us), time_us)
+    return [
+        row("call of B1 H8 S128 D64", impl, done, "host", least / 1e3, least / 1e3)
+        for (impl, done), least in found.items()
+    ]
+
+
+def machine():
+    facts = {"cpu": platform.processor(), "architecture": platform.machine(), "threads": torch.get_num_threads()}
+    facts["torch"] = torch.__version__
+    if torch.cuda.is_available():
+        facts["torch"] += f", cuDNN {torch.backends.cudnn.version()}"
+        names = {"driver_version": "driver", "clocks.sm": "gpu_sm_mhz", "power.limit": "gpu_power_limit_w"}
+        asked = ["nvidia-smi", "--query-gpu=" + ",".join(names), "--format=csv,noheader,nounits"]
+        answer = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()[0].split(", ")
+        facts |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+        facts |= {name: text if name == "driver" else float(text) for name, text in zip(names.values(), answer)}
+    return facts
+
+
+def write(path, rows):
+    asked = ["git", "-C", str(pathlib.Path(__file__).parent), "rev-parse", "HEAD"]
+    commit = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+    date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    result = {"machine": machine(), "commit": commit, "date": date, "rows": rows, "skipped": []}
+    pathlib.Path(path).write_text(json.dumps(result, indent=1) + "\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--json", metavar="FILE", help="write the results to this file")
+    options = parser.parse_args()
+    if torch.cuda.is_available():
+        rows = report_host("cuda")
+        rows += report_steps("cuda", width=320, layers=8, batch=32, length=512)
+        rows += report_steps("cuda", width=320, layers=8, batch=4, length=4096)
+        agree = report_curves("cuda", width=320, layers=8, batch=16, length=512, steps=200)
+    else:  # the same in small
+        rows = report_host("cpu")
+        rows += report_steps("cpu", width=64, layers=1, batch=2, length=512)
+        agree = report_curves("cpu", width=64, layers=2, batch=8, length=64, steps=50)
+    for line in rows:
+        line["ok"] = agree if line["impl"] != FLASH else None
+    if options.json:
+        write(options.json, rows)
 
 
 if __name__ == "__main__":
-    if torch.cuda.is_available():
-        report_host("cuda")
-        report_steps("cuda", width=320, layers=8, batch=32, length=512)
-        report_steps("cuda", width=320, layers=8, batch=4, length=4096)
-        report_curves("cuda", width=320, layers=8, batch=16, length=512, steps=200)
-    else:  # the same in small
-        report_host("cpu")
-        report_steps("cpu", width=64, layers=1, batch=2, length=512)
-        report_curves("cpu", width=64, layers=2, batch=8, length=64, steps=50)
+    main()
