@@ -38,6 +38,7 @@ bool find(void* library, const char* name, Function& to) {
 bool find_all(void* library, BlasLibrary& b) {
   return find(library, "cublasLtCreate", b.create) && find(library, "cublasLtMatmul", b.matmul) &&
          find(library, "cublasLtMatmulAlgoGetHeuristic", b.get_heuristic) &&
+         find(library, "cublasLtMatmulAlgoConfigGetAttribute", b.get_algorithm) &&
          find(library, "cublasLtMatmulDescCreate", b.create_product) &&
          find(library, "cublasLtMatmulDescDestroy", b.destroy_product) &&
          find(library, "cublasLtMatmulDescSetAttribute", b.set_product) &&

@@ -13,6 +13,7 @@ struct BlasLibrary {
   decltype(&::cublasLtCreate) create = nullptr;
   decltype(&::cublasLtMatmul) matmul = nullptr;
   decltype(&::cublasLtMatmulAlgoGetHeuristic) get_heuristic = nullptr;
+  decltype(&::cublasLtMatmulAlgoConfigGetAttribute) get_algorithm = nullptr;
   decltype(&::cublasLtMatmulDescCreate) create_product = nullptr;
   decltype(&::cublasLtMatmulDescDestroy) destroy_product = nullptr;
   decltype(&::cublasLtMatmulDescSetAttribute) set_product = nullptr;

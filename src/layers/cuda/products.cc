@@ -82,6 +82,29 @@ Description description_of(const Product& p, DType dtype, Tf32 tf32, Calls& call
   return Description(d);
 }
 
+using Proposals = std::array<cublasLtMatmulHeuristicResult_t, 8>;
+
+// Which of cuBLASLt's proposals to take, of which it believes the first to be the fastest. It likes
+// tiles of 128 by 256, one to a multiprocessor. Smaller ones, of which one is multiplied while
+// another is stored, are faster where there are enough of them, if depth is neither so short that
+// storing is all there is, nor so long that it hardly matters.
+size_t best_of(const Product& p, DType dtype, const Proposals& proposed, int count) {
+  constexpr int64_t kLeastDepth = 512, kMostDepth = 4096;
+  constexpr float kLeastWaves = 1.4f;
+  if (dtype == DType::kF32 || p.depth < kLeastDepth || p.depth > kMostDepth) return 0;
+  for (const uint32_t wanted : {CUBLASLT_MATMUL_TILE_128x128, CUBLASLT_MATMUL_TILE_128x160}) {
+    for (size_t n = 0; n < static_cast<size_t>(count); ++n) {
+      uint32_t tile = 0;
+      size_t written = 0;
+      const cublasStatus_t asked = loaded_blas().calls.get_algorithm(
+          &proposed[n].algo, CUBLASLT_ALGO_CONFIG_TILE_ID, &tile, sizeof(tile), &written);
+      if (asked != CUBLAS_STATUS_SUCCESS) return 0;
+      if (tile == wanted && proposed[n].wavesCount >= kLeastWaves) return n;
+    }
+  }
+  return 0;
+}
+
 }  // namespace
 
 // A product with its algorithm. Bias and row sums are addressed by the description itself, which
@@ -163,17 +186,18 @@ Result<std::shared_ptr<Products::Choice>> Products::choose(const Product& p) con
   if (p.vector() != nullptr) {
     if (Status s = choice->bind(p); !s.ok()) return s;
   }
-  cublasLtMatmulHeuristicResult_t result{};
+  Proposals proposed{};
   int count = 0;
   const cublasStatus_t asked =
       blas.get_heuristic(handle_, choice->description.get(), choice->b.get(), choice->a.get(),
-                         choice->c.get(), choice->c.get(), preference.get(), 1, &result, &count);
+                         choice->c.get(), choice->c.get(), preference.get(),
+                         static_cast<int>(proposed.size()), proposed.data(), &count);
   if (asked != CUBLAS_STATUS_SUCCESS && asked != CUBLAS_STATUS_NOT_SUPPORTED) {
     return to_status(asked, "layer: choosing an algorithm for a product");
   }
   // Heuristics know nothing of a vector's alignment, and kernels trap over it.
   choice->found = asked == CUBLAS_STATUS_SUCCESS && count > 0 && alignment_of(p.vector()) >= 16;
-  choice->algorithm = result.algo;
+  choice->algorithm = proposed[best_of(p, dtype_, proposed, count)].algo;
   return choice;
 }
 
