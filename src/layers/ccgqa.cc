@@ -93,9 +93,10 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
                 const LayerBackward<CcgqaWeights>& call) const override {
     const CcgqaWeights& dw = call.dweights;
     const TensorView dheads = at.at(dheads_), dqk = at.at(dqk_), dv = at.at(dv_), dz = at.at(dz_);
+    engine->linear_dx(run, call.dout, {call.weights.out, {}, o_.output_scale}, dheads, Write::kSet);
+    // After what attention waits for, which it would take multiprocessors from.
     Aside aside = engine->fork(run, at.bytes_at(aside_scratch_));
     engine->linear_dw(aside.run, call.dout, at.at(heads_out_), {dw.out, {}, o_.output_scale});
-    engine->linear_dx(run, call.dout, {call.weights.out, {}, o_.output_scale}, dheads, Write::kSet);
     Prologue p = prologue(at, call, call.weights, 0);
     if (u_again_.made()) p.u = at.at(u_again_);
     p.work = at.bytes_at(work_[1]);
@@ -111,7 +112,8 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     g.dtemperature = dw.temperature;
     set_convs(o_, dw, g.first, g.second);
     engine->prologue_backward(run, aside, p, g);
-    engine->linear_dw(run, dz, call.query, {dw.qkv});
+    engine->follow(run, aside);
+    engine->linear_dw(aside.run, dz, call.query, {dw.qkv});
     if (call.dquery.given()) {
       engine->linear_dx(run, dz, {call.weights.qkv}, call.dquery, Write::kSet);
     }

@@ -68,11 +68,12 @@ class LayerEngine {
   virtual ~LayerEngine() = default;
   virtual size_t scratch_bytes() const = 0;
 
-  // What is queued aside waits for what `run` has queued by then, and what `run` queues after
-  // `join` waits for it. Both are always called, whatever has failed. aside_bytes() of scratch come
-  // with it; 0: steps take turns.
+  // What is queued aside waits for what `run` has queued by then, or, if it comes after `follow`,
+  // by that; and what `run` queues after `join` waits for it. `fork` and `join` are always called,
+  // whatever has failed. aside_bytes() of scratch come with it; 0: steps take turns.
   virtual size_t aside_bytes() const { return 0; }
   virtual Aside fork(Run& run, std::byte*) const { return {run, {}}; }
+  virtual void follow(Run&, Aside&) const {}
   virtual void join(Run& run, Aside& aside) const { run.note(aside.run.status); }
 
   // y = scale * x weight^T + bias. x [batch, rows, in], y [batch, rows, out].

@@ -78,9 +78,15 @@ Aside CudaEngine::fork(Run& run, std::byte* scratch) const {
   aside.hold = side_.lend(stream);
   if (!aside.hold) return aside;
   aside.run.stream.handle = side_.get();
-  const fovea::cuda::CurrentDevice current(device_);
-  run.note(fovea::cuda::to_status(side_.follow(stream), "layer: forking"));
+  follow(run, aside);
   return aside;
+}
+
+void CudaEngine::follow(Run& run, Aside& aside) const {
+  if (!aside.hold) return;
+  const fovea::cuda::CurrentDevice current(device_);
+  const auto stream = static_cast<cudaStream_t>(run.stream.handle);
+  run.note(fovea::cuda::to_status(side_.follow(stream), "layer: forking"));
 }
 
 void CudaEngine::join(Run& run, Aside& aside) const {
@@ -189,7 +195,8 @@ void CudaEngine::zero(Run& run, const TensorView& to) const {
 // Taps are the batch of a product: each begins a row of x further on.
 class CudaEngine::ByProducts final : public DenseGradients {
  public:
-  ByProducts(const CudaEngine& engine, Run& run) : engine_(engine), run_(run) {}
+  ByProducts(const CudaEngine& engine, Run& run, Run& aside)
+      : engine_(engine), run_(run), aside_(aside) {}
 
   cudaError_t add(const DenseGradient& g, cudaStream_t stream) const override {
     Product m;
@@ -200,13 +207,16 @@ class CudaEngine::ByProducts final : public DenseGradients {
     m.b = {g.x, g.row, g.row, false};
     m.c = {g.to, g.channels, int64_t{g.channels} * g.channels, false};
     m.floats = true;
-    run_.note(engine_.multiply(run_, m, stream));
-    return run_.status.ok() ? cudaSuccess : cudaErrorUnknown;
+    // Each stream has scratch of its own.
+    Run& run = stream == aside_.stream.handle ? aside_ : run_;
+    run.note(engine_.multiply(run, m, stream));
+    return run.status.ok() ? cudaSuccess : cudaErrorUnknown;
   }
 
  private:
   const CudaEngine& engine_;
   Run& run_;
+  Run& aside_;
 };
 
 Result<size_t> CudaEngine::prologue_bytes(const Prologue& p, Pass pass) const {
@@ -215,7 +225,7 @@ Result<size_t> CudaEngine::prologue_bytes(const Prologue& p, Pass pass) const {
                        {{"cuda", {"head_dim is " + show(p.mix.dim) + ", takes multiples of 8"}}});
   }
   Run none;
-  const ByProducts dense(*this, none);
+  const ByProducts dense(*this, none, none);
   return prologue_scratch_bytes(p, rope_, pass, &dense);
 }
 
@@ -249,7 +259,7 @@ void CudaEngine::prologue_backward(Run& run, Aside& aside, const Prologue& p,
     }
     return;
   }
-  const ByProducts dense(*this, run);
+  const ByProducts dense(*this, run, aside.run);
   queue(run, [&](cudaStream_t stream) {
     return cuda::prologue_backward(p, g, rope_, p.work, stream, &dense,
                                    aside.hold ? &side_ : nullptr);

@@ -25,6 +25,7 @@ class CudaEngine final : public LayerEngine {
   size_t scratch_bytes() const override { return scratch_bytes_; }
   size_t aside_bytes() const override { return side_.get() != nullptr ? scratch_bytes_ : 0; }
   Aside fork(Run& run, std::byte* scratch) const override;
+  void follow(Run& run, Aside& aside) const override;
   void join(Run& run, Aside& aside) const override;
   void linear(Run& run, const TensorView& x, const Projection& p,
               const TensorView& y) const override;

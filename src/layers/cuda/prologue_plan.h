@@ -27,7 +27,7 @@ ForwardPlan plan_forward(const Prologue& p, const RopeTable& rope, std::byte* sc
 
 struct BackwardPlan {
   size_t bytes = 0;
-  const SideStream* side = nullptr;  // for the gradients of weights of `tiles`
+  const SideStream* side = nullptr;  // for gradients of weights
   TileBackward tiles;                // blocks: in place of `after` and of both products
   TileGradients tile_gradients;      // blocks: in place of `weights` and `sums`
   After after;

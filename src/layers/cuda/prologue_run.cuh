@@ -176,21 +176,37 @@ cudaError_t run(const ForwardPlan& plan, cudaStream_t stream) {
   return to.error();
 }
 
+// The gradients that cuBLASLt makes. The second ones', which are k's and few, would leave most of a
+// GPU idle by themselves.
+inline void add_dense(Launches& to, Launches& beside, const BackwardPlan& plan) {
+  const bool both = plan.dense_count == 2 && plan.side != nullptr;
+  if (both) to.add_call([&](cudaStream_t stream) { return plan.side->follow(stream); });
+  for (int n = plan.dense_count - 1; n >= 0; --n) {
+    (n == 1 ? beside : to).add_call([&](cudaStream_t stream) {
+      return plan.others->add(plan.dense[n], stream);
+    });
+  }
+  if (both) to.add_call([&](cudaStream_t stream) { return plan.side->lead(stream); });
+}
+
 template <typename T>
 cudaError_t run(const BackwardPlan& plan, cudaStream_t stream) {
-  Launches to(stream);
+  Launches to(stream), beside(plan.side != nullptr ? plan.side->get() : stream);
+  const auto first_error = [&] { return to.error() == cudaSuccess ? beside.error() : to.error(); };
+  const auto follow = [&] {
+    if (plan.side != nullptr) to.add_call([&](auto queue) { return plan.side->follow(queue); });
+  };
   if constexpr (sizeof(T) == 2) {
     if (plan.tiles.blocks > 0) {
       add_tiles<T>(to, plan.tiles);
-      if (plan.side != nullptr) to.add_call([&](auto stream) { return plan.side->follow(stream); });
-      Launches weights(plan.side != nullptr ? plan.side->get() : stream);
+      follow();
       if (to.error() == cudaSuccess) {
-        weights.add<tile_gradients_kernel<T>>(blocks_of(plan.tile_gradients.blocks), kSliceThreads,
-                                              kSliceSharedBytes, plan.tile_gradients);
-        add_gradients<T>(weights, plan.weights);
-        add_sums<T>(weights, plan.sums);
+        beside.add<tile_gradients_kernel<T>>(blocks_of(plan.tile_gradients.blocks), kSliceThreads,
+                                             kSliceSharedBytes, plan.tile_gradients);
+        add_gradients<T>(beside, plan.weights);
+        add_sums<T>(beside, plan.sums);
       }
-      return to.error() == cudaSuccess ? weights.error() : to.error();
+      return first_error();
     }
   }
   to.add<after_kernel<T>>(blocks_of(plan.after.token_blocks + plan.after.packs.tiles),
@@ -200,22 +216,23 @@ cudaError_t run(const BackwardPlan& plan, cudaStream_t stream) {
   // Before du is made, if that is over u; otherwise of both convolutions in one launch.
   const bool apart = plan.makes_u_again;
   if (apart) add_gradients<T>(to, plan.weights.only(0));
-  for (int n = 0; n < plan.dense_count; ++n) {
-    to.add_call([&](cudaStream_t queue) { return plan.others->add(plan.dense[n], queue); });
-  }
+  add_dense(to, beside, plan);
   add_product<T>(to, plan.second);
+  follow();
   add_product<T>(to, plan.first);
   add_heads<T, true>(to, plan.heads);
   if (plan.spread.channels > 0) {
     to.add<spread_kernel<T>>(blocks_of(ceil_div(plan.spread.tokens, kTokensOfBlock)), kTokenThreads,
                              0, plan.spread);
   }
-  add_gradients<T>(to, apart ? plan.weights.only(1) : plan.weights);
+  if (to.error() != cudaSuccess) return first_error();
+  add_gradients<T>(beside, apart ? plan.weights.only(1) : plan.weights);
   int tiles = 0;
   for (int n = 0; n < plan.columns.count; ++n) tiles += plan.columns.sum[n].tiles;
-  to.add<column_sums_kernel<T>>(blocks_of(tiles, plan.columns.parts), kSumThreads, 0, plan.columns);
-  add_sums<T>(to, plan.sums);
-  return to.error();
+  beside.add<column_sums_kernel<T>>(blocks_of(tiles, plan.columns.parts), kSumThreads, 0,
+                                    plan.columns);
+  add_sums<T>(beside, plan.sums);
+  return first_error();
 }
 
 }  // namespace fovea::layers::cuda
