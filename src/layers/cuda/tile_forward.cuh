@@ -186,7 +186,12 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     __syncthreads();
     convolve_heads<T>(a, s_z, s_u, shared);
     __syncthreads();
-    convolve_all<T, kFew ? 1 : 2>(a, part, s_z, s_u, s_angles, shared, b, first);
+    // A weight that is read serves all rows of a warp: as many as leave enough warps with work.
+    if (kFew && a.heads.own_q <= 2) {
+      convolve_all<T, 1>(a, part, s_z, s_u, s_angles, shared, b, first);
+    } else {
+      convolve_all<T, kFew ? 2 : 4>(a, part, s_z, s_u, s_angles, shared, b, first);
+    }
     // Rows of u up to the next tile's first, or to the last; blocks that share the tile take turns.
     const int rows = first + kTileTokens < a.q_len ? kTileTokens : a.u_rows - first;
     over_items(((rows - part + parts - 1) >> a.heads.shift) * eights, [&](int i) {
