@@ -127,6 +127,7 @@ __device__ __forceinline__ void round_tile(const float* sums, int rows, RowPoint
 template <typename T, int kDimQk, int kDimV>
 __global__ void __launch_bounds__(BackwardConfig::kSumThreads)
     round_sums_kernel(const __grid_constant__ BackwardArguments a) {
+  ptx::let_next_kernel_begin();
   ptx::wait_for_earlier_kernels();
   constexpr int kTile = BackwardConfig::kSumTile;
   const Problem& p = a.p;
