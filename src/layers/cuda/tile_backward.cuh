@@ -150,14 +150,14 @@ __device__ __forceinline__ void mixed_gradients(const TileBackward& a, int part,
   }
 }
 
-// Back through the second convolution to du of a block's own heads.
+// Back through the second convolution to du of a block's own heads, as over_heads.
 template <typename T, int kM>
-__device__ __forceinline__ void convolve_all_back(const TileBackward& a, int part,
-                                                  const T* s_dmixed, T* s_du,
-                                                  const std::byte* shared, int b, int first) {
+__device__ __forceinline__ int convolve_all_back(const TileBackward& a, int part, const T* s_dmixed,
+                                                 T* s_du, const std::byte* shared, int b,
+                                                 int first) {
   constexpr int kPieces = 5 / kM;  // of the tile's rows with those that follow, and two before
   const int lane = threadIdx.x % 32, pitch = a.room.pitch;
-  over_heads<kPieces, 16 * kM>(a.heads, part, [&](int head, int nth, int row) {
+  return over_heads<kPieces, 16 * kM>(a.heads, part, [&](int head, int nth, int row) {
     const bool is_k = head >= a.heads.heads;
     const TileWeight& w = a.weights.second(is_k);
     const int out = is_k ? a.heads.heads * kTileDim : 0;
@@ -237,8 +237,9 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     const int b = at.b, first = at.r * kTileTokens;
     mixed_gradients<T>(a, part, s_dmixed, s_angles, s_slopes, b, first);
     __syncthreads();
-    convolve_all_back<T, kFew ? 1 : 5>(a, part, s_dmixed, s_du, shared, b, first);
-    over_items((kTileTokens >> a.heads.shift) * fours, [&](int i) {
+    constexpr int kRows = kFew ? 1 : 5;  // fragments of them to a warp
+    const int units = convolve_all_back<T, kRows>(a, part, s_dmixed, s_du, shared, b, first);
+    over_items(units, (kTileTokens >> a.heads.shift) * fours, [&](int i) {
       const int n = a.fours(i), token = first + (n << a.heads.shift) + part;
       if (token < a.q_len) a.values.move<T>(RowAt(b, token), 1, (i - n * fours) * 4);
     });

@@ -98,15 +98,18 @@ struct WeightsOnTheWay {
 // By all threads of a block, of which this is part `part` of those that share a tile.
 __device__ __forceinline__ void load_weights(const TileWeights& weights, int part,
                                              std::byte* s_memory) {
+  constexpr int kAtOnce = 3;
   const int items =
       weights.of[0].items() + weights.of[1].items() + weights.of[2].items() + weights.of[3].items();
 #pragma unroll 1
-  for (int i = threadIdx.x; i < items; i += 2 * kTileThreads) {
-    WeightsOnTheWay now, next;
-    now.fetch(weights, i, part, ptx::shared_address(s_memory));
-    next.fetch(weights, i + kTileThreads, part, ptx::shared_address(s_memory));
-    now.put();
-    next.put();
+  for (int i = threadIdx.x; i < items; i += kAtOnce * kTileThreads) {
+    WeightsOnTheWay some[kAtOnce];
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      some[n].fetch(weights, i + n * kTileThreads, part, ptx::shared_address(s_memory));
+    }
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) some[n].put();
   }
 }
 
@@ -175,15 +178,16 @@ struct TileHeads {
 };
 
 // use(head, nth, row) with every head of a block, its nth, and every kRows rows of the first
-// kPieces * kRows of a tile, in turn to each warp.
+// kPieces * kRows of a tile, in turn to each warp. Gives how many such units there are.
 template <int kPieces, int kRows, typename Use>
-__device__ __forceinline__ void over_heads(const TileHeads& heads, int part, const Use& use) {
+__device__ __forceinline__ int over_heads(const TileHeads& heads, int part, const Use& use) {
   const int units = (heads.own_q + heads.own_k(part)) * kPieces;
 #pragma unroll 1
   for (int unit = threadIdx.x / 32; unit < units; unit += kTileWarps) {
     const int head = heads.head(part, unit / kPieces);
     use(head, unit / kPieces, unit % kPieces * kRows);
   }
+  return units;
 }
 
 // What a head gets from others by the coupling: `weight` times the sum of `count` heads, and `own`
@@ -233,14 +237,16 @@ __device__ __forceinline__ float inverse_length(float squares) {
   return fminf(rsqrtf(squares), 1 / kShortest);
 }
 
-// use(item) with every item that is this thread's, the first ones' being the last threads': theirs
-// are the warps that have less to do otherwise.
+// use(item) with every item that is this thread's: of the warps that had none of `units`, or where
+// those are too few, of all, beginning with the last.
 template <typename Use>
-__device__ __forceinline__ void over_items(int items, const Use& use) {
+__device__ __forceinline__ void over_items(int units, int items, const Use& use) {
+  constexpr int kEnough = 4;  // warps
+  const int first = units + kEnough <= kTileWarps ? units * 32 : 0;
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < first) return;
 #pragma unroll 1
-  for (int i = kTileThreads - 1 - static_cast<int>(threadIdx.x); i < items; i += kTileThreads) {
-    use(i);
-  }
+  for (int i = kTileThreads - 1 - thread; i < items; i += kTileThreads - first) use(i);
 }
 
 // RoPE of heads of which all channels turn, or that turn in neighbouring pairs.

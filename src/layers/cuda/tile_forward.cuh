@@ -130,12 +130,12 @@ __device__ __forceinline__ void finish_head(const TileForward& a, ptx::Fragment 
   }
 }
 
-// The second convolution of a block's own heads to their end.
+// The second convolution of a block's own heads to their end, as over_heads.
 template <typename T, int kM>
-__device__ __forceinline__ void convolve_all(const TileForward& a, int part, const T* s_z,
-                                             const T* s_u, const float2* s_angles,
-                                             const std::byte* shared, int b, int first) {
-  over_heads<kTileTokens / 16 / kM, 16 * kM>(a.heads, part, [&](int head, int nth, int row) {
+__device__ __forceinline__ int convolve_all(const TileForward& a, int part, const T* s_z,
+                                            const T* s_u, const float2* s_angles,
+                                            const std::byte* shared, int b, int first) {
+  return over_heads<kTileTokens / 16 / kM, 16 * kM>(a.heads, part, [&](int head, int nth, int row) {
     const bool is_k = head >= a.heads.heads;
     const TileWeight& w = a.weights.second(is_k);
     const int in = is_k ? a.heads.heads * kTileDim : 0;
@@ -187,19 +187,18 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     convolve_heads<T>(a, s_z, s_u, shared);
     __syncthreads();
     // A weight that is read serves all rows of a warp: as many as leave enough warps with work.
-    if (kFew && a.heads.own_q <= 2) {
-      convolve_all<T, 1>(a, part, s_z, s_u, s_angles, shared, b, first);
-    } else {
-      convolve_all<T, kFew ? 2 : 4>(a, part, s_z, s_u, s_angles, shared, b, first);
-    }
+    constexpr int kMany = kFew ? 2 : 4;
+    const int units = kFew && a.heads.own_q <= 2
+                          ? convolve_all<T, 1>(a, part, s_z, s_u, s_angles, shared, b, first)
+                          : convolve_all<T, kMany>(a, part, s_z, s_u, s_angles, shared, b, first);
     // Rows of u up to the next tile's first, or to the last; blocks that share the tile take turns.
     const int rows = first + kTileTokens < a.q_len ? kTileTokens : a.u_rows - first;
-    over_items(((rows - part + parts - 1) >> a.heads.shift) * eights, [&](int i) {
+    over_items(units, ((rows - part + parts - 1) >> a.heads.shift) * eights, [&](int i) {
       const int n = a.eights(i), r = (n << a.heads.shift) + part, c = (i - n * eights) * 8;
       *reinterpret_cast<uint4*>(a.u.at<T>(b, first + r) + c) =
           *reinterpret_cast<const uint4*>(s_u + r * pitch + c);
     });
-    over_items((kTileTokens >> a.heads.shift) * fours, [&](int i) {
+    over_items(units, (kTileTokens >> a.heads.shift) * fours, [&](int i) {
       const int n = a.fours(i), token = first + (n << a.heads.shift) + part;
       if (token < a.q_len) a.values.move<T>(RowAt(b, token), -1, (i - n * fours) * 4);
     });
