@@ -113,6 +113,26 @@ TEST_F(HopperChoice, CutsKeysWhereRowsAreFew) {
   EXPECT_EQ(whole.find(" parts, "), std::string::npos) << whole;
 }
 
+TEST_F(HopperChoice, KeysOfShortProblemsAreResident) {
+  problem_.q_len = problem_.kv_len = 256;
+  problem_.dim_qk = problem_.dim_v = 64;
+  const auto is_resident = [&] {
+    const auto choice = choose(problem_, gpu_, "");
+    return choice.ok() &&
+           choice->backend->bind(problem_, gpu_)->name().find("/resident") != std::string::npos;
+  };
+  EXPECT_TRUE(is_resident());
+  problem_.batch = 5;  // 160 tiles for 132 multiprocessors
+  EXPECT_FALSE(is_resident());
+  problem_.batch = 2;
+  problem_.kv_len = 513;
+  EXPECT_FALSE(is_resident());
+  problem_.kv_len = 512;
+  EXPECT_TRUE(is_resident());
+  problem_.softcap = 30;
+  EXPECT_FALSE(is_resident());
+}
+
 TEST_F(HopperChoice, SaysWhyNot) {
   const AttentionProblem plain = problem_;
   const auto expect = [&](const char* reason) {

@@ -65,7 +65,7 @@ class HopperKernel : public BoundKernel {
     return std::string("hopper/") + dtype_name(p_.dtype) + "/d" + std::to_string(c.dim_qk) +
            (c.dim_v == c.dim_qk ? "" : "v" + std::to_string(c.dim_v)) + "/" +
            std::to_string(c.tile_q()) + "x" + std::to_string(c.tile_kv) +
-           (c.capped ? "/softcap" : "");
+           (c.capped ? "/softcap" : "") + (c.resident ? "/resident" : "");
   }
 
   std::string describe() const override {

@@ -4,10 +4,9 @@
 #pragma once
 
 #include "backend/cuda/common/softcap.cuh"
+#include "backend/cuda/hopper/forward/products.cuh"
 #include "backend/cuda/hopper/forward/softmax.cuh"
 #include "backend/cuda/hopper/forward/store.cuh"
-#include "prim/cuda/ptx/wgmma.cuh"
-#include "prim/cuda/tile/products.cuh"
 
 namespace fovea::cuda::hopper {
 
@@ -51,7 +50,7 @@ class Consumer {
         pass_blocks(work);
       }
       const bool clean = (care_of(work) & kClean) != 0;
-      const Epilogue<Shape> epilogue(a_, s_, work, warpgroup_);
+      const Epilogue<Shape> epilogue(a_, s_.out[warpgroup_], work, warpgroup_);
       if (clean) epilogue.store_clean(softmax_, out_, work, seen);
       __syncwarp();
       if (lane() == 0) works.release();
@@ -93,9 +92,10 @@ class Consumer {
   }
 
   // By the scores of the first block of all: where bold tiles would only have to be done again,
-  // none is tried.
+  // none is tried. One of few blocks is soon done again, and the look takes 0.35 us.
   __device__ __forceinline__ void judge_data(const Work& work) {
-    if constexpr (kC.capped) return;
+    constexpr int kFewBlocks = 16;
+    if (kC.capped || work.end - work.begin < kFewBlocks) return;
     if (!has_rows(work) || end_of_blocks(work, rows_seen(work)) == work.begin) return;
     const bool wild = __any_sync(0xffffffffu, Softmax::are_wild(scores_, a_.to_log2));
     if (wild && lane() == 0) s_.usual_care[warpgroup_] = kSafe;
@@ -150,7 +150,7 @@ class Consumer {
     seen.hide(scores_, n * kTileKv, kTileKv);
     softmax_.look(scores_, a_.to_log2);
     softmax_.weigh(scores_, a_.to_log2);
-    pack_weights();
+    pack_weights<T>(weights_, scores_);
     // Blocks that every row sees whole, once each has a reference, are weighed without a look.
     const auto settles = [&](int block) {
       return care_of(work) == kBold && seen.all_see_some(block * kTileKv, kTileKv);
@@ -257,7 +257,7 @@ class Consumer {
     if (lane() == 0) v_.release();
     v_.advance();
     if (!kCareful && moved) softmax_.shrink(scores_);
-    pack_weights();
+    pack_weights<T>(weights_, scores_);
     if (moved) softmax_.rescale(out_);
   }
 
@@ -278,32 +278,13 @@ class Consumer {
   }
 
   __device__ __forceinline__ void issue_scores() {
-    const uint64_t k = d_k_ + tile::descriptor_step(k_.stage() * TileK::kBytes);
-    const uint64_t q = d_q_ + tile::descriptor_step(q_.stage() * int{sizeof(s_.q[0])});
-    ptx::wgmma_ss<T, true>(scores_, q, k);
-#pragma unroll
-    for (int step = 1; step < kC.dim_qk / 16; ++step) {
-      ptx::wgmma_ss<T, false>(scores_, q + tile::step_of_columns<TileQ>(step),
-                              k + tile::step_of_columns<TileK>(step));
-    }
-    ptx::wgmma_commit();
+    hopper::issue_scores<T, TileQ, TileK>(
+        scores_, d_q_ + tile::descriptor_step(q_.stage() * int{sizeof(s_.q[0])}),
+        d_k_ + tile::descriptor_step(k_.stage() * TileK::kBytes));
   }
-
   __device__ __forceinline__ void issue_values() {
-    const uint64_t v = d_v_ + tile::descriptor_step(v_.stage() * TileV::kBytes);
-#pragma unroll
-    for (int step = 0; step < kTileKv / 16; ++step) {
-      ptx::wgmma_rs<T>(out_, weights_ + 4 * step, v + tile::step_of_rows(step));
-    }
-    ptx::wgmma_commit();
-  }
-
-  // Scores' places in the accumulator are those of the next product's left operand.
-  __device__ __forceinline__ void pack_weights() {
-#pragma unroll
-    for (int i = 0; i < kTileKv / 4; ++i) {
-      weights_[i] = ptx::pack<T>(scores_[2 * i], scores_[2 * i + 1]);
-    }
+    hopper::issue_values<T>(out_, weights_,
+                            d_v_ + tile::descriptor_step(v_.stage() * TileV::kBytes));
   }
 
   // Frees the next block of values of what is not finite. Every warpgroup does so for itself: what
@@ -312,22 +293,10 @@ class Consumer {
     v_.wait();
     const uint32_t s_v = ptx::shared_address(s_.v[v_.stage()]);
     for (int x = thread(); x < TileV::kBytes / 16; x += kWarpgroup) {
-      make_finite(s_v + x * 16);
+      make_finite<T>(s_v + x * 16);
     }
     ptx::fence_async_shared();
     ptx::barrier_sync(kOwnBarrier + warpgroup_, kWarpgroup);
-  }
-
-  static __device__ __forceinline__ void make_finite(uint32_t at) {
-    uint32_t w[4];
-    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                 : "r"(at));
-#pragma unroll
-    for (int x = 0; x < 4; ++x) w[x] = tile::finite_word<T>(w[x]);
-    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(w[0]), "r"(w[1]), "r"(w[2]),
-                 "r"(w[3])
-                 : "memory");
   }
 
   const ForwardArguments& a_;

@@ -11,11 +11,12 @@ inline constexpr int kOwnSharedBytes = 512;  // barriers and the like, at most
 
 struct ForwardConfig {
   int dim_qk, dim_v;  // padded
-  int warpgroups;     // that compute; one more loads
+  int warpgroups;     // that compute; one more loads, unless resident
   int tile_kv;
-  int stages;   // of K and of V in shared memory
-  int unroll;   // blocks of keys a turn of the bare loop
-  bool capped;  // scores go through softcap
+  int stages;     // of K and of V in shared memory
+  int unroll;     // blocks of keys a turn of the bare loop
+  bool capped;    // scores go through softcap
+  bool resident;  // a block has one tile, all of whose keys its stages hold (resident.cuh)
 
   constexpr int tile_q() const { return kRowsOfWarpgroup * warpgroups; }
 
@@ -44,8 +45,8 @@ struct ForwardConfig {
   // head dims are for problems of about one tile an SM.
   constexpr bool joins_tiles() const { return warpgroups == 2 && dim_qk >= 128 && q_stages() == 2; }
   // Whether there are registers for the code that leaves parts.
-  constexpr bool takes_parts() const { return warpgroups <= 3; }
-  constexpr int threads() const { return kWarpgroup * (warpgroups + 1); }
+  constexpr bool takes_parts() const { return warpgroups <= 3 && !resident; }
+  constexpr int threads() const { return kWarpgroup * (warpgroups + (resident ? 0 : 1)); }
 
   // Registers of a thread: all begin with the same number, then the warpgroup of the one thread
   // that loads gives most of its own to the others. setmaxnreg takes multiples of eight.
@@ -58,11 +59,11 @@ struct ForwardConfig {
 
 // A configuration as a type: what kernels are instantiated with.
 template <typename T, int kDimQk, int kDimV, int kWarpgroups, int kTileKv, int kUnroll = 1,
-          int kStages = 2, bool kCapped = false>
+          int kStages = 2, bool kCapped = false, bool kResident = false>
 struct ForwardShape {
   using Element = T;
   static constexpr ForwardConfig kConfig = {kDimQk,  kDimV,   kWarpgroups, kTileKv,
-                                            kStages, kUnroll, kCapped};
+                                            kStages, kUnroll, kCapped,     kResident};
 };
 
 }  // namespace fovea::cuda::hopper

@@ -39,7 +39,7 @@ class JoinedConsumer : public Consumer<Shape> {
       }
       const Works done = works;
       works.advance();
-      const Epilogue<Shape> epilogue(a_, s_, work, warpgroup_);
+      const Epilogue<Shape> epilogue(a_, s_.out[warpgroup_], work, warpgroup_);
       if ((care_of(work) & kClean) != 0) {
         end_clean_tile(work, epilogue, done);
         tile = kPerhaps;

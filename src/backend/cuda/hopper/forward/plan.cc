@@ -33,8 +33,16 @@ bool takes_turns(const AttentionProblem& p, const ForwardConfig& c) {
   return !unequal(p) || c.warpgroups == 2;
 }
 
+// Whether a kernel is for problems of this size: resident ones are where no SM has a second tile.
+bool is_for(const AttentionProblem& p, const ForwardConfig& c, const GpuInfo& gpu) {
+  if (!c.resident) return true;
+  const int64_t tiles = ceil_div(p.q_len, c.tile_q()) * p.head_q * p.batch;
+  return tiles <= gpu.sm_count && p.kv_len <= c.stages * c.tile_kv;
+}
+
 // What a problem takes with a kernel, in rows times keys of one SM.
 double cost(const AttentionProblem& p, const ForwardConfig& c, const GpuInfo& gpu) {
+  if (c.resident) return 0;
   const int64_t row_tiles = ceil_div(p.q_len, c.tile_q()), heads = p.head_q * p.batch;
   const double tile_q = c.tile_q(),
                tiles_of_sm = static_cast<double>(row_tiles * heads) / gpu.sm_count;
@@ -56,7 +64,7 @@ const ForwardKernel* find_kernel(const AttentionProblem& p, const GpuInfo& gpu) 
   for (const ForwardKernel* kernel : forward_kernels()) {
     const ForwardConfig& c = kernel->config;
     if (kernel->dtype != p.dtype || c.capped != (p.softcap > 0)) continue;
-    if (c.dim_qk < p.dim_qk || c.dim_v < p.dim_v) continue;
+    if (c.dim_qk < p.dim_qk || c.dim_v < p.dim_v || !is_for(p, c, gpu)) continue;
     if (best != nullptr) {
       const int dims = c.dim_qk + c.dim_v, best_dims = best->config.dim_qk + best->config.dim_v;
       if (dims > best_dims) continue;
@@ -75,12 +83,13 @@ int64_t parts_of_keys(const AttentionProblem& p, const ForwardConfig& c, int64_t
   return std::clamp<int64_t>(std::min(gpu.sm_count / tiles, most), 1, kMostParts);
 }
 
-// Heads whose K and V stay in the cache while a section is worked on (H200, causal: a third of it
-// gave 598 TFLOP/s at 4096 keys of 128, a half 556).
+// Heads whose K and V stay in the cache while a section is worked on (H200, causal, head dim 128:
+// two thirds of it instead of one took 2.8 % less time at 512 keys, 1.3 at 1024, 1.6 at 4096, 2.2
+// at 16k; head dim 64 and grouped heads alike).
 int64_t section_heads(const AttentionProblem& p, const GpuInfo& gpu) {
   if (!unequal(p)) return 1;
   const int64_t bytes = p.kv_len * (p.dim_qk + p.dim_v) * int64_t{2} / (p.head_q / p.head_kv);
-  const int64_t fit = gpu.l2_bytes / 3 / std::max<int64_t>(1, bytes);
+  const int64_t fit = 2 * gpu.l2_bytes / 3 / std::max<int64_t>(1, bytes);
   // A power of two, that most numbers of heads are divided without a rest.
   int64_t heads = 1;
   while (2 * heads <= fit && heads < p.batch * p.head_q) heads *= 2;

@@ -18,9 +18,9 @@ class Epilogue {
   static constexpr int kPasses = (kC.dim_v + Tile::kColumns - 1) / Tile::kColumns;
 
  public:
-  // Takes what it needs of `work`, which may change afterwards.
-  __device__ __forceinline__ Epilogue(const ForwardArguments& a, Shared<Shape>& s, const Work& work,
-                                      int warpgroup)
+  // Takes what it needs of `work`, which may change afterwards. `staging`: a Tile.
+  __device__ __forceinline__ Epilogue(const ForwardArguments& a, const unsigned char* staging,
+                                      const Work& work, int warpgroup)
       : a_(a),
         warpgroup_(warpgroup),
         head_(work.head),
@@ -29,7 +29,7 @@ class Epilogue {
         row_(work.q_row + work.row + warpgroup * kRowsOfWarpgroup),
         part_(parts_row(a, work, warpgroup)),
         again_(work.care != a.care),
-        s_out_(ptx::shared_address(s.out[warpgroup])) {}
+        s_out_(ptx::shared_address(staging)) {}
 
   __device__ __forceinline__ void store(const Softmax& softmax,
                                         const float (&out)[kC.dim_v / 2]) const {
