@@ -175,6 +175,36 @@ TEST_F(Hopper, ScoresThatOutgrowTheirReference) {
   }
 }
 
+// Softcap has a series for small scores, another for larger ones, and special functions for the
+// rest: whichever scores come when.
+TEST_F(Hopper, SoftcapNearAndFar) {
+  const int64_t keys = 1100;
+  for (const char* dtype : kDTypes) {
+    for (const char* rest : {"d=64 softcap=30", "d=128 softcap=30", "d=64 softcap=30 mask=causal",
+                             "d=96 softcap=30", "d=128 softcap=70"}) {
+      const Case c =
+          must_parse("hq=3 q=300 kv=" + std::to_string(keys) + " " + rest + " dtype=" + dtype);
+      for (const double share : {0.2, 0.4, -0.8, 5.0}) {  // of the bound
+        for (const int64_t key : {int64_t{0}, keys - 1}) {
+          CaseTensors tensors(c);
+          bump_scores(c, tensors, [&](int64_t j) {
+            return c.problem.softcap * (j == key ? share : 0.02 * static_cast<double>(j % 7));
+          });
+          for (const Engine& engine : kEngines) {
+            run(engine, c, tensors);
+            for (const harness::Accuracy& a :
+                 harness::compare_with_oracle(c, tensors, true, false, kCost)) {
+              EXPECT_TRUE(a.ok) << share << " at " << key << ": " << a.tensor << ": error "
+                                << a.max_err << ", bound " << a.bound << reproduce(engine, c);
+            }
+            if (HasFatalFailure()) return;
+          }
+        }
+      }
+    }
+  }
+}
+
 // What is not finite goes where it is seen and nowhere else, also where scores outgrow their
 // reference.
 TEST_F(Hopper, ValuesThatAreNotFinite) {

@@ -2,9 +2,12 @@
 // problems the engine gets.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <numbers>
 #include <set>
 
 #include "backend/cuda/device.h"
+#include "backend/cuda/hopper/forward/cap_series.h"
 #include "plan/choose.h"
 #include "prim/cuda/tile/swizzled.h"
 
@@ -54,6 +57,25 @@ TEST(Swizzled, StepsOfDescriptors) {
   EXPECT_EQ(tile::step_of_columns<Tile>(3), 6u);
   EXPECT_EQ(tile::step_of_columns<Tile>(4), 128u * 128u / 16u);  // the next panel
   EXPECT_EQ(tile::step_of_rows(1), 16u * 128u / 16u);
+}
+
+TEST(CapSeries, IsNearTanhBelowItsLimit) {
+  using cuda::hopper::CapSeries;
+  for (const double bound : {0.5, 3.0, 30.0, 64.0}) {
+    for (const double scale : {0.125, 0.7}) {
+      const CapSeries cap = CapSeries::of(scale, bound);
+      const auto lack = [&](float x) { return std::fma(x, x, cap.minus_square); };
+      for (int i = -99; i <= 99; ++i) {
+        const double score = 0.01 * i * bound / 4;
+        const auto x = static_cast<float>(score / scale);
+        EXPECT_LT(lack(x), 0);
+        const double expected = bound * std::tanh(score / bound) * std::numbers::log2e;
+        EXPECT_NEAR(std::fma(cap.third, lack(x), cap.first) * x, expected, 1.2e-5 * bound)
+            << score << " of " << bound;
+      }
+      EXPECT_GT(lack(static_cast<float>(1.01 * bound / 4 / scale)), 0);
+    }
+  }
 }
 
 class HopperChoice : public testing::Test {

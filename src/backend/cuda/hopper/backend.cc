@@ -30,7 +30,8 @@ constexpr int64_t kMaxRows = int64_t{1} << 30;
 hopper::Care usual_care(const AttentionProblem& p, const DeviceInfo& device) {
   const bool running_max =
       device.softmax == SoftmaxRule::kRunningMax || p.determinism == Determinism::kRequired;
-  return running_max ? hopper::kSafe : hopper::kBold;
+  if (running_max) return hopper::kSafe;
+  return p.softcap > hopper::CapSeries::kMostBound ? hopper::kFar : hopper::kBold;
 }
 
 // What a call's arguments hold that does not depend on its tensors.
@@ -40,6 +41,7 @@ ForwardArguments plan_arguments(const AttentionProblem& p, const ForwardPlan& pl
   // Of what softcap leaves, a number between -1 and 1, or of the product.
   const double unit = p.softcap > 0 ? p.softcap : scale_of(p);
   a.to_log2 = static_cast<float>(unit * std::numbers::log2e);
+  if (p.softcap > 0) a.cap_series = hopper::CapSeries::of(scale_of(p), p.softcap);
   a.care = care;
   a.schedule.heads = static_cast<int>(p.batch * p.head_q);
   a.schedule.section_heads = plan.section_heads;

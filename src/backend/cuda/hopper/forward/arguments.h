@@ -4,13 +4,15 @@
 #include <cuda.h>
 
 #include "backend/cuda/common/parts.h"
+#include "backend/cuda/hopper/forward/cap_series.h"
 
 namespace fovea::cuda::hopper {
 
 // How carefully a tile is worked on. Most tiles are weighed by the largest score of their first
 // keys; where that went out of range they are done again with a running maximum, and where values
-// that are not finite met hidden keys, again without those values.
-enum Care : int { kBold = 0, kSafe = 1, kClean = 2 };
+// that are not finite met hidden keys, again without those values. Softcap has a
+// series for scores that are far below its bound.
+enum Care : int { kBold = 0, kSafe = 1, kClean = 2, kFar = 4 };
 
 // The order in which tiles of rows are worked on: heads in sections whose K and V stay in the L2
 // cache together; within a section the longest rows of all heads first (or head by head where all
@@ -36,6 +38,7 @@ struct ForwardArguments {
   Parts parts;           // where keys are cut
   Care care;             // that every tile gets
   float to_log2;         // takes q . k to a score in log2 units
+  CapSeries cap_series;  // where there is a softcap
   Schedule schedule;
 };
 

@@ -15,6 +15,8 @@ class Consumer {
   using T = typename Shape::Element;
   static constexpr ForwardConfig kC = Shape::kConfig;
   static constexpr int kTileKv = kC.tile_kv;
+  // Products of large head dims leave time for special functions, and few registers.
+  static constexpr bool kSeries = kC.capped && kC.dim_qk <= 128;
   using S = Shared<Shape>;
   using TileQ = typename S::TileQ;
   using TileK = typename S::TileK;
@@ -95,10 +97,16 @@ class Consumer {
   // none is tried. One of few blocks is soon done again, and the look takes 0.35 us.
   __device__ __forceinline__ void judge_data(const Work& work) {
     constexpr int kFewBlocks = 16;
-    if (kC.capped || work.end - work.begin < kFewBlocks) return;
+    if ((kC.capped && !kSeries) || work.end - work.begin < kFewBlocks) return;
     if (!has_rows(work) || end_of_blocks(work, rows_seen(work)) == work.begin) return;
-    const bool wild = __any_sync(0xffffffffu, Softmax::are_wild(scores_, a_.to_log2));
-    if (wild && lane() == 0) s_.usual_care[warpgroup_] = kSafe;
+    bool wild;
+    if constexpr (kSeries) {
+      wild = Softmax::are_past(scores_, a_.cap_series);
+    } else {
+      wild = Softmax::are_wild(scores_, a_.to_log2);
+    }
+    wild = __any_sync(0xffffffffu, wild);
+    if (wild && lane() == 0) s_.usual_care[warpgroup_] = kSeries ? kFar : kSafe;
     ptx::barrier_sync(kOwnBarrier + warpgroup_, kWarpgroup);
   }
 
@@ -153,7 +161,7 @@ class Consumer {
     pack_weights<T>(weights_, scores_);
     // Blocks that every row sees whole, once each has a reference, are weighed without a look.
     const auto settles = [&](int block) {
-      return care_of(work) == kBold && seen.all_see_some(block * kTileKv, kTileKv);
+      return (care_of(work) & ~kFar) == kBold && seen.all_see_some(block * kTileKv, kTileKv);
     };
     bool settled = settles(n);
     const auto is_bold = [&](int block) {
@@ -170,6 +178,11 @@ class Consumer {
         for (; is_bold(n) && is_bold(n - 1); n -= 2) {
           step<false>(seen, n);
           step<false>(seen, n - 1);
+        }
+      }
+      if constexpr (kSeries) {
+        if (care_of(work) & kFar) {
+          for (; is_bold(n); --n) step<false, true>(seen, n);
         }
       }
       for (; is_bold(n); --n) step<false>(seen, n);
@@ -215,20 +228,22 @@ class Consumer {
   // alone.
   __device__ __forceinline__ void ask_for_care(int care, int& failed) {
     const int needed = softmax_.needed_care(out_) & ~care;
+    const int next = kSeries && (care & (kFar | kSafe)) == 0 ? kFar : kSafe;
     // Asked of all its warps together, for they have to go the same way; each then writes the
     // answer for itself.
     const bool range = ptx::barrier_or(kOwnBarrier + warpgroup_, kWarpgroup,
-                                       ((needed | s_.out_of_range) & kSafe) != 0);
+                                       ((needed & kSafe) | (s_.out_of_range & next)) != 0);
     if (range && lane() == 0) {
-      s_.usual_care[warpgroup_] = kSafe;
-      s_.out_of_range = kSafe;
+      s_.usual_care[warpgroup_] = next;
+      s_.out_of_range = next;
     }
     __syncwarp();
-    if (needed != 0) atomicOr(&failed, (needed & kSafe) != 0 ? kSafe : kSafe | kClean);
+    if (needed != 0) atomicOr(&failed, (needed & kSafe) != 0 ? next : kSafe | kClean);
   }
 
-  // Scores of block n, while the values of the block before it are added.
-  template <bool kCareful>
+  // Scores of block n, while the values of the block before it are added. kFarScores: also those
+  // that softcap's series is not for.
+  template <bool kCareful, bool kFarScores = !kSeries>
   __device__ __forceinline__ void step(const RowsSeen& seen, int n) {
     k_.wait();
     wait_for_turn();
@@ -243,14 +258,17 @@ class Consumer {
     ptx::pin(scores_);
     if (lane() == 0) k_.release();
     k_.advance();
-    cap();
     bool moved;
     if constexpr (kCareful) {
+      cap();
       seen.hide(scores_, n * kTileKv, kTileKv);
       moved = softmax_.look(scores_, a_.to_log2);
       softmax_.weigh(scores_, a_.to_log2);
-    } else {
+    } else if constexpr (kFarScores) {
+      cap();
       moved = softmax_.weigh_boldly(scores_, a_.to_log2);
+    } else {
+      moved = softmax_.cap_and_weigh_boldly(scores_, a_.cap_series);
     }
     ptx::wgmma_wait<0>();
     ptx::pin(out_);
@@ -273,8 +291,7 @@ class Consumer {
   }
 
   __device__ __forceinline__ void cap() {
-    // Products of large head dims leave time for special functions, and few registers.
-    if constexpr (kC.capped) cap_scores<kC.dim_qk <= 128>(scores_, a_.p.scale_of_cap);
+    if constexpr (kC.capped) cap_scores<kSeries>(scores_, a_.p.scale_of_cap);
   }
 
   __device__ __forceinline__ void issue_scores() {

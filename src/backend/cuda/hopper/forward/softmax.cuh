@@ -19,7 +19,7 @@ struct Softmax {
   static constexpr float kLarge = 0x1p15f;  // a lane's sum of a block: the weights still fit f16
   static constexpr float kMostSum = 0x1p100f;
   static constexpr float kWild = 384.0f;  // log2: scores of a row that are so far apart
-  static constexpr uint32_t kNaN = 0x7fffffffu;
+  static constexpr uint32_t kNaN = 0x7fffffffu, kSign = 0x80000000u;
 
   float reference[2];  // log2 units; kNone: no key seen yet
   float sum[2];        // of this lane's weights
@@ -46,6 +46,18 @@ struct Softmax {
       apart = fmaxf(apart, (top - low) * to_log2);
     }
     return apart > kWild;
+  }
+
+  // Whether any is past a series' limit.
+  template <int kCount>
+  static __device__ __forceinline__ bool are_past(const float (&scores)[kCount],
+                                                  const CapSeries& cap) {
+    uint32_t below = kSign;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      below &= __float_as_uint(fmaf(scores[i], scores[i], cap.minus_square));
+    }
+    return below == 0;
   }
 
   // Moves the references that these scores outgrow; whether any of the warp's did. `to_log2` takes
@@ -83,13 +95,29 @@ struct Softmax {
     float grown[2];
     const float base[2] = {reference[0] == kNone ? 0.0f : reference[0],
                            reference[1] == kNone ? 0.0f : reference[1]};
-    weigh_by(scores, to_log2, base, grown);
+    weigh_by(scores, base, grown, [&](float x, float minus) { return fmaf(x, to_log2, -minus); });
   }
 
   // Whether some weights of the warp have become so large that `shrink` has to follow.
   template <int kCount>
   __device__ __forceinline__ bool weigh_boldly(float (&scores)[kCount], float to_log2) {
-    weigh_by(scores, to_log2, reference, factor);
+    weigh_by(scores, reference, factor,
+             [&](float x, float base) { return fmaf(x, to_log2, -base); });
+    return __any_sync(0xffffffffu, fmaxf(factor[0], factor[1]) > kLarge);
+  }
+
+  // The same of scores that softcap has yet to bound. Those past the series' limit make weights
+  // count as too large for anything but doing the tile again.
+  template <int kCount>
+  __device__ __forceinline__ bool cap_and_weigh_boldly(float (&scores)[kCount],
+                                                       const CapSeries& cap) {
+    uint32_t below = kSign;
+    weigh_by(scores, reference, factor, [&](float x, float base) {
+      const float lack = fmaf(x, x, cap.minus_square);
+      below &= __float_as_uint(lack);
+      return fmaf(fmaf(cap.third, lack, cap.first), x, -base);
+    });
+    if (below == 0) factor[0] = __builtin_huge_valf();
     return __any_sync(0xffffffffu, fmaxf(factor[0], factor[1]) > kLarge);
   }
 
@@ -141,9 +169,10 @@ struct Softmax {
   }
 
  private:
-  template <int kCount>
-  __device__ __forceinline__ void weigh_by(float (&scores)[kCount], float to_log2,
-                                           const float (&base)[2], float (&grown)[2]) {
+  // `exponent`: of a score and its row's base.
+  template <int kCount, typename Exponent>
+  __device__ __forceinline__ void weigh_by(float (&scores)[kCount], const float (&base)[2],
+                                           float (&grown)[2], const Exponent& exponent) {
     float even[2] = {0, 0}, odd[2] = {0, 0};
 #pragma unroll
     for (int j = 0; j < kCount / 4; ++j) {
@@ -151,8 +180,8 @@ struct Softmax {
       for (int half = 0; half < 2; ++half) {
         float& x = scores[4 * j + 2 * half];
         float& y = scores[4 * j + 2 * half + 1];
-        x = ptx::exp2_approx(fmaf(x, to_log2, -base[half]));
-        y = ptx::exp2_approx(fmaf(y, to_log2, -base[half]));
+        x = ptx::exp2_approx(exponent(x, base[half]));
+        y = ptx::exp2_approx(exponent(y, base[half]));
         even[half] += x;
         odd[half] += y;
       }
