@@ -389,7 +389,8 @@ class ForwardBlock {
     } else if constexpr (kOneGo) {
       computed().cap_and_weigh(softmax_, scores);
     } else {
-      softmax_.template weigh<kC.width == Width::kCrowded, kExponents>(scores, to_log2);
+      constexpr int kMixed = kC.width == Width::kCrowded ? (kExponents ? 8 : 16) : 0;
+      softmax_.template weigh<kMixed, kExponents>(scores, to_log2);
     }
     if constexpr (kAnyTerms) {
       if (a_.p.drop_threshold != 0) rows.drop(scores, first);

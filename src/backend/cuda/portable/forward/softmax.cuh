@@ -52,9 +52,9 @@ struct RunningSoftmax {
   }
 
   // Weights by the reference as it is. Without a look the caller has to ask in_range at the end.
-  // kMixed: one of sixteen by multiply-adds, for kernels that wait for special functions.
+  // kMixed: one of so many, 8 or 16, by multiply-adds, for kernels that wait for special functions.
   // kExponents: scores are in log2 units, and the reference is 0.
-  template <bool kMixed = false, bool kExponents = false, int kNTiles>
+  template <int kMixed = 0, bool kExponents = false, int kNTiles>
   __device__ __forceinline__ void weigh(ptx::Fragment (&scores)[kMTiles][kNTiles], float to_log2) {
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
@@ -66,9 +66,10 @@ struct RunningSoftmax {
 
   // The same of the rows of one tile, with exponent(index, score, minus the reference) in log2
   // units: value index % 4 of fragment index / 4.
-  template <bool kMixed = false, int kNTiles, typename Exponent>
+  template <int kMixed = 0, int kNTiles, typename Exponent>
   __device__ __forceinline__ void weigh_tile(int m, ptx::Fragment (&scores)[kNTiles],
                                              Exponent exponent) {
+    constexpr int kPeriod = kMixed > 0 ? kMixed / 4 : 1;  // of fragments with one such weight
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int r = 2 * m + half;
@@ -79,9 +80,10 @@ struct RunningSoftmax {
 #pragma unroll
         for (int x = 2 * half; x < 2 * half + 2; ++x) {
           const float y = exponent(4 * n + x, scores[n][x], minus_base);
-          const float p = kMixed && n % 4 == 3 && x == 3 ? ptx::exp2_cubic(y) : ptx::exp2_approx(y);
+          const bool cubic = kMixed > 0 && x == 3 && (n + 1) % kPeriod == 0;
+          const float p = cubic ? ptx::exp2_cubic(y) : ptx::exp2_approx(y);
           scores[n][x] = p;
-          if constexpr (!kMixed) {
+          if constexpr (kMixed == 0) {
             sum[r] += p;
           } else if (x == 2 * half) {
             first = p;
