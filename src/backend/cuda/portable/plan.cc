@@ -21,7 +21,6 @@ constexpr int64_t kSharedBlocks = 2;       // of an SM, whose warps share rows
 constexpr int kEarlySm = 90;               // with launches that begin early
 constexpr int64_t kCrowdedWaves = 3;       // of blocks, beyond which one more to an SM pays
 constexpr int64_t kManyWaves = 8;          // of blocks: enough that the last one hardly matters
-constexpr int kWeighedDim = 64;            // for which parts of rows are weighed (RowCut)
 constexpr int64_t kMostSums = 2;           // of L2 caches, that its sums of all heads may fill
 constexpr int64_t kLeastRowTiles = 2;      // of a part of the rows that a tile of keys meets
 constexpr int64_t kSmallRowTiles = 64;     // the same with small heads, where the GPU is full
@@ -104,7 +103,7 @@ bool is_short(const AttentionProblem& p, int dim, int64_t sm_count) {
 }
 
 // What the rows of tiles of keys take when they are cut into parts: in rows that a block works on,
-// one after another (H200, head dim 64).
+// one after another (H200).
 struct RowCut {
   double rows;   // of a KV head
   double seen;   // at most, by a tile of keys
@@ -112,31 +111,33 @@ struct RowCut {
   double tail;   // of the longest block, for which others wait at the end
   double waves;  // of blocks with all their rows
 
-  // Of a wave, where parts add to sums in memory.
-  static constexpr double kOfSums = 182, kOfPart = 120;
+  double of_sums, of_part;  // of a wave, where parts add to sums in memory
 
   double cost(int64_t count) const {
     const auto parts = static_cast<double>(count);
     const double longest = std::min(seen, rows / parts);
     double steps = std::max(longest, waves * mean + tail * longest);
     if (mean == rows) steps = std::ceil(waves * parts) * longest;  // equal blocks come in waves
-    return count == 1 ? steps : steps + waves * (kOfSums + kOfPart * parts);
+    return count == 1 ? steps : steps + waves * (of_sums + of_part * parts);
   }
 };
 
-RowCut row_cut(const AttentionProblem& p, int key_tile, double waves, bool longest_first) {
+RowCut row_cut(const AttentionProblem& p, const BackwardConfig& c, double waves,
+               bool longest_first) {
   const int64_t group = p.head_q / p.head_kv;
   RowCut cut{};
   cut.rows = static_cast<double>(group * p.q_len);
   cut.seen = cut.mean = cut.rows;
   if (p.mask.right >= 0 && p.mask.left >= 0 && p.mask.prefix == 0) {
-    const int64_t reach = std::min(p.q_len, p.mask.left + p.mask.right + key_tile);
+    const int64_t reach = std::min(p.q_len, p.mask.left + p.mask.right + c.key_tile());
     cut.seen = cut.mean = static_cast<double>(group * reach);
   } else if (p.mask.right >= 0) {
     cut.mean = cut.rows / 2;
   }
   cut.tail = longest_first ? 0.15 : 0.5;
   cut.waves = waves;
+  cut.of_sums = c.of_sums;
+  cut.of_part = c.of_part;
   return cut;
 }
 
@@ -226,7 +227,7 @@ BackwardCut cut_backward(const AttentionProblem& p, const BackwardConfig& c, con
   cut.query_sum_rows = sum_rows(group * (packed ? p.total_q : p.batch * p.q_len));
   // The longest first, that none is left over at the end; but heads one after another where not all
   // their sums stay in the cache, or with larger heads where far from all do.
-  const bool weighed = c.dim_qk == kWeighedDim;
+  const bool weighed = c.of_part > 0;
   const int64_t sum_bytes = cut.query_sum_rows * c.dim_qk * int64_t{sizeof(float)};
   const int64_t most_bytes = weighed ? kMostSums * gpu.l2_bytes : c.small_heads ? gpu.l2_bytes : 0;
   cut.first_keys_first = p.mask.right >= 0 && sum_bytes <= most_bytes;
@@ -238,7 +239,7 @@ BackwardCut cut_backward(const AttentionProblem& p, const BackwardConfig& c, con
   int64_t most = std::min(tiles_of_rows / kLeastRowTiles, kMaxParts);
   if (weighed) {
     const double waves = static_cast<double>(blocks) / static_cast<double>(wanted);
-    const RowCut rows = row_cut(p, c.key_tile(), waves, cut.first_keys_first);
+    const RowCut rows = row_cut(p, c, waves, cut.first_keys_first);
     for (int64_t parts = 2; parts <= most; ++parts) {
       if (rows.cost(parts) < rows.cost(cut.row_parts)) cut.row_parts = parts;
     }

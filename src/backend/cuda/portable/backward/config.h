@@ -24,7 +24,10 @@ struct BackwardConfig {
   int row_tile_kv;             // rows: keys of a stage
   int key_blocks, row_blocks;  // of an SM, at least: what the registers are bounded by
   int chunk;  // rows or keys whose scores are in registers at once: independent sums hide latency
-  int masked_chunk;     // of tiles of which something is hidden, whose masks need registers too
+  int masked_chunk;  // of tiles of which something is hidden, whose masks need registers too
+  // Keys: what it takes, in rows that a block works on, to have their rows in parts, and a part
+  // (plan.cc); 0: parts are not weighed.
+  int of_sums, of_part;
   bool small_heads;     // keys: the pass that does all is the one of small heads
   bool dq_of_products;  // ... in which the warps' shares of dQ meet, not their gradients of scores
   Terms terms;
@@ -131,6 +134,10 @@ constexpr BackwardConfig one_pass_config(Products products, int dim_qk, int dim_
   BackwardConfig c = backward_config(products, dim_qk, dim_v, terms);
   if (products != Products::kHalf || dim_qk > 128) return c;
   c.dq_row_warps = dim_qk == 64 || dim_qk == 128 ? 2 : 4;
+  if (dim_qk == 64) {
+    c.of_sums = 182;
+    c.of_part = 120;
+  }
   if (dim_qk <= 32 && dim_v == dim_qk && terms == Terms::kNone) {
     c.small_heads = c.keys_in_registers = true;
     c.dq_of_products = dim_qk == 16;
