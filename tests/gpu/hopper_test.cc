@@ -70,6 +70,27 @@ TEST_F(Hopper, FeaturesAndLayouts) {
   }
 }
 
+// Their backward pass: tails of rows and keys, groups, parts of rows, tensors that TMA does not
+// take.
+TEST_F(Hopper, SmallHeads) {
+  const Engine& engine = kEngines[1];
+  const Case one = must_parse("b=2 hq=4 hkv=2 q=304 kv=300 d=32 dtype=bf16 pass=fwd,bwd");
+  EXPECT_NE(plan_on(engine, one.problem).explain().find("backward by wgmma"), std::string::npos);
+  for (const char* dtype : kDTypes) {
+    for (const char* heads :
+         {"hq=4 hkv=1 q=16 kv=700", "hq=4 hkv=2 q=304 kv=300", "hq=6 hkv=2 q=528 kv=520",
+          "hq=2 q=301 kv=511", "hq=2 q=700 kv=257", "b=3 hq=2 hkv=1 q=256 kv=512"}) {
+      for (const char* rest :
+           {"mask=none", "mask=causal", "mask=window:70:9", "mask=window:inf:40 sink",
+            "keylens mask=causal", "dlse mask=causal", "scale=0.7", "pad=1", "order=bshd pad=8"}) {
+        expect_accurate(
+            kEngines, std::string(heads) + " d=32 pass=fwd,bwd " + rest + " dtype=" + dtype, kCost);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
 // Tensors that TMA does not take go to the portable engine, by the same plan.
 TEST_F(Hopper, UnalignedRows) {
   for (const char* pad : {"pad=1", "pad=4", "order=bshd pad=3"}) {

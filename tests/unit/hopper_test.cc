@@ -42,6 +42,19 @@ TEST(Swizzled, PiecesOfARow) {
   EXPECT_EQ(*places.rbegin(), static_cast<uint32_t>(Tile::kBytes) - 16u);
 }
 
+// Rows of 64 bytes: piece c lies at c xor (row / 2 mod 4).
+TEST(Swizzled, NarrowRows) {
+  using Tile = tile::NarrowTile<64>;
+  EXPECT_EQ(Tile::kBytes, 64 * 64);
+  EXPECT_EQ(Tile::offset(1, 3), 64u + 48u);
+  EXPECT_EQ(Tile::offset(2, 0), 2u * 64u + 16u);
+  EXPECT_EQ(Tile::offset(15, 1), 15u * 64u + 2u * 16u);
+  // 512 bytes from eight rows to the next, 64-byte swizzle.
+  EXPECT_EQ(tile::narrow_descriptor(0x400),
+            (uint64_t{2} << 62) | (uint64_t{32} << 32) | (uint64_t{1} << 16) | 0x40u);
+  EXPECT_EQ(tile::narrow_step_of_rows(1), 16u * 64u / 16u);
+}
+
 TEST(Swizzled, Descriptor) {
   // Address 0x400 / 16, leading offset 0x4000 / 16, 1024 bytes from eight rows to the next,
   // 128-byte swizzle.
@@ -155,6 +168,33 @@ TEST_F(HopperChoice, KeysOfShortProblemsAreResident) {
   EXPECT_FALSE(is_resident());
 }
 
+// Small heads are the portable engine's, but for the backward pass of some.
+TEST_F(HopperChoice, TakesTheBackwardPassOfSmallHeads) {
+  problem_.dim_qk = problem_.dim_v = 32;
+  problem_.head_kv = 4;
+  problem_.mask = Mask::causal();
+  const AttentionProblem plain = problem_;
+  const auto choice = choose(problem_, gpu_, "");
+  ASSERT_TRUE(choice.ok());
+  EXPECT_STREQ(choice->backend->name(), "hopper");
+  const std::string text = choice->backend->bind(problem_, gpu_)->describe();
+  EXPECT_NE(text.find("backward by wgmma"), std::string::npos) << text;
+  EXPECT_NE(text.find("one pass over tiles of 256 keys"), std::string::npos) << text;
+  const auto expect_portable = [&](const char* what) {
+    EXPECT_EQ(chosen().first, "portable") << what;
+    problem_ = plain;
+  };
+  problem_.q_len = 2041;
+  expect_portable("rows of heads that share keys do not fill fragments");
+  problem_.determinism = Determinism::kRequired;
+  expect_portable("the same bits");
+  problem_.softcap = 30;
+  expect_portable("softcap");
+  problem_.batch = 1;
+  problem_.q_len = problem_.kv_len = 256;
+  expect_portable("too short");
+}
+
 TEST_F(HopperChoice, SaysWhyNot) {
   const AttentionProblem plain = problem_;
   const auto expect = [&](const char* reason) {
@@ -170,7 +210,7 @@ TEST_F(HopperChoice, SaysWhyNot) {
   expect("takes no mask with a prefix");
   problem_.dim_qk = 36;
   expect("dim_qk is 36, takes multiples of 8");
-  problem_.dim_qk = problem_.dim_v = 32;
+  problem_.dim_qk = problem_.dim_v = 24;
   expect("head dims up to 32 are faster with the portable engine");
   problem_.batch = problem_.head_q = problem_.head_kv = 1;
   problem_.q_len = problem_.kv_len = 1000;

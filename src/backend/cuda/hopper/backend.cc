@@ -7,6 +7,8 @@
 
 #include "backend/cuda/common/call.h"
 #include "backend/cuda/common/error.h"
+#include "backend/cuda/hopper/backward/bound.h"
+#include "backend/cuda/hopper/backward/plan.h"
 #include "backend/cuda/hopper/forward/plan.h"
 #include "backend/cuda/hopper/tensor_map.h"
 #include "backend/cuda/portable/backend.h"
@@ -180,6 +182,7 @@ class HopperBackend : public Backend {
   // H200: a head of 512 x 64 takes 9.1 us here and 7.1 with the portable engine, 16 heads of 256
   // 7.2 and 9.8.
   std::string reluctance(const AttentionProblem& p, const DeviceInfo& device) const override {
+    if (hopper::find_backward(p, device.gpu) != nullptr) return {};
     if (std::max(p.dim_qk, p.dim_v) <= kSmallDim) {
       return "head dims up to " + std::to_string(kSmallDim) +
              " are faster with the portable engine";
@@ -198,6 +201,9 @@ class HopperBackend : public Backend {
 
   std::unique_ptr<BoundKernel> bind(const AttentionProblem& p,
                                     const DeviceInfo& device) const override {
+    if (const auto* const kernel = hopper::find_backward(p, device.gpu); kernel != nullptr) {
+      return std::make_unique<hopper::SmallHeads>(p, device, *kernel);
+    }
     return std::make_unique<HopperKernel>(p, device);
   }
 };

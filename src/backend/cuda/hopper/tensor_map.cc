@@ -5,7 +5,6 @@
 #include <cuda_runtime_api.h>
 
 #include "backend/cuda/common/alignment.h"
-#include "prim/cuda/tile/swizzled.h"
 
 namespace fovea::cuda::hopper {
 namespace {
@@ -37,7 +36,7 @@ bool takes_map(const TensorView& t) {
   return true;
 }
 
-CUresult encode_map(CUtensorMap& map, const TensorView& t, int rows) {
+CUresult encode_map(CUtensorMap& map, const TensorView& t, int rows, int columns) {
   static const PFN_cuTensorMapEncodeTiled_v12000 encode = find_encoder();
   if (encode == nullptr) return CUDA_ERROR_NOT_FOUND;
   const bool packed = t.rank == 3;
@@ -51,13 +50,14 @@ CUresult encode_map(CUtensorMap& map, const TensorView& t, int rows) {
   const cuuint64_t sizes[4] = {size(row + 2), size(row), size(row + 1), packed ? 1 : size(0)};
   const cuuint64_t strides[3] = {stride(row), stride(row + 1),
                                  packed ? cuuint64_t{kStrideBytes} : stride(0)};
-  const cuuint32_t box[4] = {tile::kPanelColumns, static_cast<cuuint32_t>(rows), 1, 1};
+  const cuuint32_t box[4] = {static_cast<cuuint32_t>(columns), static_cast<cuuint32_t>(rows), 1, 1};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   const CUtensorMapDataType type =
       t.dtype == DType::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  return encode(&map, type, 4, t.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return encode(
+      &map, type, 4, t.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      columns == tile::kNarrowColumns ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
 }  // namespace fovea::cuda::hopper

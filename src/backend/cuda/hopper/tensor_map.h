@@ -4,6 +4,7 @@
 #include <cuda.h>
 
 #include "fovea/tensor.h"
+#include "prim/cuda/tile/swizzled.h"
 
 namespace fovea::cuda::hopper {
 
@@ -12,7 +13,8 @@ namespace fovea::cuda::hopper {
 bool takes_map(const TensorView& t);
 
 // A map of a tensor that is taken, as {dim, row, head, batch}, with boxes of 64 values of `rows`
-// rows in the 128-byte swizzle.
-CUresult encode_map(CUtensorMap& map, const TensorView& t, int rows);
+// rows in the 128-byte swizzle, or of 32 in the 64-byte one.
+CUresult encode_map(CUtensorMap& map, const TensorView& t, int rows,
+                    int columns = tile::kPanelColumns);
 
 }  // namespace fovea::cuda::hopper

@@ -28,7 +28,9 @@ __device__ __forceinline__ void wgmma_wait() {
 #define FOVEA_8(d, i)                                                                         \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
+#define FOVEA_16(d, i) FOVEA_8(d, i), FOVEA_8(d, i + 8)
 #define FOVEA_32(d, i) FOVEA_8(d, i), FOVEA_8(d, i + 8), FOVEA_8(d, i + 16), FOVEA_8(d, i + 24)
+#define FOVEA_R16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define FOVEA_R32                                                                              \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24," \
   "%25,%26,%27,%28,%29,%30,%31"
@@ -73,6 +75,43 @@ __device__ __forceinline__ void wgmma_ss(float (&d)[kCount], uint64_t da, uint64
   }
 }
 
+// d [64, 32] = a [16, 64]^T b [16, 32], both in shared memory with rows contiguous; added to what d
+// was unless kFresh, and then d needs no registers before.
+#define FOVEA_FRESH_8(d, i)                                                                   \
+  "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3]), "=f"(d[i + 4]), "=f"(d[i + 5]), \
+      "=f"(d[i + 6]), "=f"(d[i + 7])
+#define FOVEA_WGMMA_32(type, a, b, added, rest, inputs, ...)                                      \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " {" FOVEA_R16 "}, " a \
+               ", " b ", " added ", 1, 1, " rest ";"                                              \
+               : __VA_ARGS__                                                                      \
+               : inputs)
+#define FOVEA_WGMMA_FRESH_OR_NOT(type, a, b, rest, inputs)                                   \
+  if constexpr (kFresh) {                                                                    \
+    FOVEA_WGMMA_32(type, a, b, "0", rest, FOVEA_LIST(inputs), FOVEA_FRESH_8(d, 0),           \
+                   FOVEA_FRESH_8(d, 8));                                                     \
+  } else {                                                                                   \
+    FOVEA_WGMMA_32(type, a, b, "1", rest, FOVEA_LIST(inputs), FOVEA_8(d, 0), FOVEA_8(d, 8)); \
+  }
+template <typename T, bool kFresh>
+__device__ __forceinline__ void wgmma_ss_columns(float (&d)[16], uint64_t da, uint64_t db) {
+  if constexpr (std::is_same_v<T, __half>) {
+    FOVEA_WGMMA_FRESH_OR_NOT("f16", "%16", "%17", "1, 1", FOVEA_LIST("l"(da), "l"(db)));
+  } else {
+    FOVEA_WGMMA_FRESH_OR_NOT("bf16", "%16", "%17", "1, 1", FOVEA_LIST("l"(da), "l"(db)));
+  }
+}
+
+// d [64, 32] = a [64, 16] b [32, 16]^T, a in registers, b in shared memory with columns contiguous.
+#define FOVEA_OPERANDS FOVEA_LIST("r"(ra[0]), "r"(ra[1]), "r"(ra[2]), "r"(ra[3]), "l"(db))
+template <typename T, bool kFresh>
+__device__ __forceinline__ void wgmma_rs_rows(float (&d)[16], const uint32_t* ra, uint64_t db) {
+  if constexpr (std::is_same_v<T, __half>) {
+    FOVEA_WGMMA_FRESH_OR_NOT("f16", "{%16,%17,%18,%19}", "%20", "0", FOVEA_OPERANDS);
+  } else {
+    FOVEA_WGMMA_FRESH_OR_NOT("bf16", "{%16,%17,%18,%19}", "%20", "0", FOVEA_OPERANDS);
+  }
+}
+
 // d [64, N] += a [64, 16] b [16, N], a in registers, b in shared memory with N contiguous.
 #define FOVEA_WGMMA_RS(n, registers, a, b, ...)                                                    \
   if constexpr (std::is_same_v<T, __half>) {                                                       \
@@ -84,7 +123,9 @@ __device__ __forceinline__ void wgmma_ss(float (&d)[kCount], uint64_t da, uint64
   }
 template <typename T, int kCount>
 __device__ __forceinline__ void wgmma_rs(float (&d)[kCount], const uint32_t* ra, uint64_t db) {
-  if constexpr (kCount == 32) {
+  if constexpr (kCount == 16) {
+    FOVEA_WGMMA_RS("32", FOVEA_R16, "%16,%17,%18,%19", "%20", FOVEA_16(d, 0));
+  } else if constexpr (kCount == 32) {
     FOVEA_WGMMA_RS("64", FOVEA_R32, "%32,%33,%34,%35", "%36", FOVEA_32(d, 0));
   } else if constexpr (kCount == 48) {
     FOVEA_WGMMA_RS("96", FOVEA_R48, "%48,%49,%50,%51", "%52", FOVEA_32(d, 0), FOVEA_8(d, 32),
@@ -102,6 +143,10 @@ __device__ __forceinline__ void wgmma_rs(float (&d)[kCount], const uint32_t* ra,
 }
 
 #undef FOVEA_WGMMA_RS
+#undef FOVEA_OPERANDS
+#undef FOVEA_WGMMA_FRESH_OR_NOT
+#undef FOVEA_WGMMA_32
+#undef FOVEA_FRESH_8
 #undef FOVEA_WGMMA_SS
 #undef FOVEA_LIST
 #undef FOVEA_WGMMA
@@ -110,7 +155,9 @@ __device__ __forceinline__ void wgmma_rs(float (&d)[kCount], const uint32_t* ra,
 #undef FOVEA_R64
 #undef FOVEA_R48
 #undef FOVEA_R32
+#undef FOVEA_R16
 #undef FOVEA_32
+#undef FOVEA_16
 #undef FOVEA_8
 
 }  // namespace fovea::ptx

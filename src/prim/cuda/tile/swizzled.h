@@ -43,6 +43,27 @@ FOVEA_HOST_DEVICE constexpr uint64_t matrix_descriptor(uint32_t address, uint32_
          (static_cast<uint64_t>((leading >> 4) & 0x3fff) << 16) | ((address & 0x3ffff) >> 4);
 }
 
+// Tiles of 32 columns, in rows of 64 bytes with a swizzle of their own.
+inline constexpr int kNarrowColumns = 32;
+inline constexpr int kNarrowRowBytes = 64;
+
+template <int kRowCount>
+struct NarrowTile {
+  static constexpr int kRows = kRowCount;
+  static constexpr int kPieces = kNarrowRowBytes / 16;  // of a row
+  static constexpr int kBytes = kRows * kNarrowRowBytes;
+  static_assert(kRows % kSwizzleRows == 0);
+
+  static FOVEA_HOST_DEVICE constexpr uint32_t offset(int row, int piece) {
+    return static_cast<uint32_t>(row * kNarrowRowBytes + (piece ^ (row / 2 % kPieces)) * 16);
+  }
+};
+
+FOVEA_HOST_DEVICE constexpr uint64_t narrow_descriptor(uint32_t address) {
+  constexpr uint64_t kSwizzle64 = 2, kStride = kSwizzleRows * kNarrowRowBytes, kUnread = 1;
+  return (kSwizzle64 << 62) | (kStride >> 4 << 32) | (kUnread << 16) | ((address & 0x3ffff) >> 4);
+}
+
 // What is added to a descriptor to move it on by bytes.
 FOVEA_HOST_DEVICE constexpr uint64_t descriptor_step(int bytes) {
   return static_cast<uint64_t>(bytes >> 4);
@@ -57,6 +78,9 @@ FOVEA_HOST_DEVICE constexpr uint64_t step_of_columns(int step) {
 // Rows along the summed dimension (V): rows 16 step .. 16 step + 15.
 FOVEA_HOST_DEVICE constexpr uint64_t step_of_rows(int step) {
   return descriptor_step(step * 16 * kPanelRowBytes);
+}
+FOVEA_HOST_DEVICE constexpr uint64_t narrow_step_of_rows(int step) {
+  return descriptor_step(step * 16 * kNarrowRowBytes);
 }
 
 }  // namespace fovea::tile

@@ -1,0 +1,31 @@
+// The shape of the Hopper backward kernel of small heads: everything that is fixed when it is
+// compiled.
+#pragma once
+
+#include "backend/cuda/hopper/forward/config.h"
+
+namespace fovea::cuda::hopper {
+
+struct BackwardConfig {
+  int dim;         // of q, k and v alike
+  int warpgroups;  // that compute; one more loads
+  int key_tiles;   // of 64 keys, that a warpgroup holds
+  int stages;      // of query rows in shared memory
+
+  constexpr int group_keys() const { return 64 * key_tiles; }
+  constexpr int keys() const { return warpgroups * group_keys(); }
+  // Of a stage: so many that dQ of a stage is one product of every warpgroup.
+  constexpr int rows() const { return 64 * warpgroups; }
+  constexpr int threads() const { return kWarpgroup * (warpgroups + 1); }
+};
+
+// Registers of a thread, after the warpgroup that loads has given its own away.
+inline constexpr int kLoaderRegisters = 24, kComputerRegisters = 240;
+
+template <typename T, int kDim, int kWarpgroups, int kKeyTiles, int kStages>
+struct BackwardShape {
+  using Element = T;
+  static constexpr BackwardConfig kConfig = {kDim, kWarpgroups, kKeyTiles, kStages};
+};
+
+}  // namespace fovea::cuda::hopper
