@@ -8,7 +8,8 @@ namespace fovea::cuda::hopper {
 
 SmallHeads::SmallHeads(const AttentionProblem& problem, const DeviceInfo& device,
                        const BackwardKernel& kernel)
-    : PortableKernel(problem, device, blocks_of(kernel.config, problem)), kernel_(kernel) {}
+    : PortableKernel(problem, device, blocks_of(kernel.config, problem, device.gpu)),
+      kernel_(kernel) {}
 
 std::string SmallHeads::name() const {
   return std::string("hopper/") + dtype_name(kernel_.dtype) + "/d" +

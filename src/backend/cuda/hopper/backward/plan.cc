@@ -21,14 +21,15 @@ const BackwardKernel* find_backward(const AttentionProblem& p, const GpuInfo& gp
     const BackwardConfig& c = kernel->config;
     if (kernel->dtype != p.dtype || p.dim_qk != c.dim || p.dim_v != c.dim) continue;
     const int64_t blocks = p.batch * p.head_kv * ceil_div(p.kv_len, c.keys());
-    const bool is_short = cuda::cut_backward(p, blocks_of(c, p), gpu).one_launch;
+    const bool is_short = cuda::cut_backward(p, blocks_of(c, p, gpu), gpu).one_launch;
     if (!is_short && kLeastShare * blocks >= gpu.sm_count) return kernel;
   }
   return nullptr;
 }
 
-cuda::BackwardConfig blocks_of(const BackwardConfig& c, const AttentionProblem& p) {
-  cuda::BackwardConfig blocks = cuda::find_backward(p)->one_pass;
+cuda::BackwardConfig blocks_of(const BackwardConfig& c, const AttentionProblem& p,
+                               const GpuInfo& gpu) {
+  cuda::BackwardConfig blocks = cuda::find_backward(p, gpu)->one_pass;
   blocks.key_warps = 4 * c.warpgroups;
   blocks.key_m_tiles = c.key_tiles;
   blocks.key_tile_q = c.rows();

@@ -11,6 +11,7 @@ namespace fovea::cuda::hopper {
 const BackwardKernel* find_backward(const AttentionProblem& p, const GpuInfo& gpu);
 
 // Its blocks as the portable engine knows its own, which cuts the rows of their keys into parts.
-cuda::BackwardConfig blocks_of(const BackwardConfig& c, const AttentionProblem& p);
+cuda::BackwardConfig blocks_of(const BackwardConfig& c, const AttentionProblem& p,
+                               const GpuInfo& gpu);
 
 }  // namespace fovea::cuda::hopper
