@@ -1,6 +1,8 @@
 // Registers that a warpgroup gives back or takes, and values that must be where the source says.
 #pragma once
 
+#include <cstdint>
+
 namespace fovea::ptx {
 
 template <int kCount>
@@ -24,6 +26,10 @@ __device__ __forceinline__ void pin(float (&x)[kCount]) {
 // and not kept in registers since earlier.
 __device__ __forceinline__ int renewed(int x) {
   asm volatile("" : "+r"(x));
+  return x;
+}
+__device__ __forceinline__ uint64_t renewed(uint64_t x) {
+  asm volatile("" : "+l"(x));
   return x;
 }
 

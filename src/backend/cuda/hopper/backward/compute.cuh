@@ -39,8 +39,6 @@ class KeyGroup {
         rows_(s.rows_ring),
         ds_(s.ds_ring),
         d_q_(tile::narrow_descriptor(ptx::shared_address(s.q[0]))),
-        d_dout_(tile::narrow_descriptor(ptx::shared_address(s.dout[0]))),
-        d_k_(tile::narrow_descriptor(ptx::shared_address(s.k))),
         d_ds_(tile::matrix_descriptor(ptx::shared_address(s.ds[0]) + group * S::TileDs::kPanelBytes,
                                       16)),
         ds_at_(ptx::shared_address(s.ds[0]) +
@@ -61,9 +59,8 @@ class KeyGroup {
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
   static __device__ __forceinline__ int warp() { return threadIdx.x % kWarpgroup / 32; }
   // The lane's first key of a tile; the other is 8 further on.
-  __device__ __forceinline__ int key(int m) const {
-    return s_.work.place.key_begin + group_ * kC.group_keys() + m * kKeyRows + warp() * 16 +
-           lane() / 4;
+  __device__ __forceinline__ int key_in_block(int m) const {
+    return group_ * kC.group_keys() + m * kKeyRows + warp() * 16 + lane() / 4;
   }
 
   // K and V as left operands. Past the last key there is what nobody sees: the last one again.
@@ -72,7 +69,7 @@ class KeyGroup {
     const auto load = [&](const Rows& t, int m, uint32_t(&to)[kD][4]) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int at = min(key(m) + 8 * half, place.s.kv_len - 1);
+        const int at = min(place.key_begin + key_in_block(m) + 8 * half, place.s.kv_len - 1);
         const T* const from = rows_at<const T>(t, place.s, at, place.head_kv) + lane() % 4 * 2;
 #pragma unroll
         for (int x = 0; x < 2 * kD; ++x) {
@@ -92,8 +89,8 @@ class KeyGroup {
     const int count = s_.work.count;
     rows_.wait(0);
     ptx::wgmma_fence();
-    ask_scores(0, 0);
-    ask_scores(0, 1);
+    ask_scores(rows_of(0), 0);
+    ask_scores(rows_of(0), 1);
     ptx::wgmma_commit();
     load_stats(0, 0);
     ptx::wgmma_wait<0>();
@@ -102,6 +99,8 @@ class KeyGroup {
 #pragma unroll 1
     for (int t = 0; t < count; ++t) {
       const int stage = rows_.stage(t), next = rows_.stage(t + 1);
+      const uint64_t rows = rows_of(stage), next_rows = rows_of(next);
+      const uint64_t ds_before = ds_of(ds_.stage(t + 1)), keys = keys_of_block();
       bool whole[kM];
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
@@ -130,10 +129,10 @@ class KeyGroup {
         pack(scores_[cell % 2], weights);
         pack(products_[cell % 2], gradients);
         ptx::wgmma_fence();
-        ask_sums(stage, cell, weights, gradients);
-        ask_scores(cell + 2 < kCells ? stage : next, (cell + 2) % kCells);
+        ask_sums(rows, cell, weights, gradients);
+        ask_scores(cell + 2 < kCells ? rows : next_rows, (cell + 2) % kCells);
         if (cell >= kFirstDqCell && cell < kFirstDqCell + kDqCells) {
-          ask_dq(dq_, ds_.stage(t + 1), (cell - kFirstDqCell) * (kDqSteps / kDqCells),
+          ask_dq(dq_, ds_before, keys, (cell - kFirstDqCell) * (kDqSteps / kDqCells),
                  kDqSteps / kDqCells);
         }
         ptx::wgmma_commit();
@@ -159,12 +158,30 @@ class KeyGroup {
     }
     ds_.wait(count - 1);
     ptx::wgmma_fence();
-    ask_dq(dq_, ds_.stage(count - 1), 0, kDqSteps);
+    ask_dq(dq_, ds_of(ds_.stage(count - 1)), keys_of_block(), 0, kDqSteps);
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     ptx::pin(dq_);
     add_dq(dq_, before);
   }
+
+  // Descriptors of a stage's query rows, of its gradients of scores, and of the keys. The compiler
+  // does not know how they came about: that of a product is one addition to one of them, and is not
+  // kept since the last time.
+  __device__ __forceinline__ uint64_t rows_of(int stage) const {
+    return ptx::renewed(d_q_ + tile::descriptor_step(stage * S::TileQ::kBytes));
+  }
+  __device__ __forceinline__ uint64_t ds_of(int stage) const {
+    return ptx::renewed(d_ds_ + tile::descriptor_step(stage * S::TileDs::kBytes));
+  }
+  __device__ __forceinline__ uint64_t keys_of_block() const {
+    return ptx::renewed(d_q_ + tile::descriptor_step(S::kKeysAfterQ));
+  }
+  // From rows of q, or to those of dout, to a cell's.
+  static __device__ __forceinline__ constexpr uint64_t cell_step(int cell) {
+    return tile::descriptor_step(cell / kM * kCellRows * tile::kNarrowRowBytes);
+  }
+  static constexpr uint64_t kDout = tile::descriptor_step(S::kDoutAfterQ);
 
   // What is known of the lane's queries, the columns of its fragments: on its way before it is
   // waited for.
@@ -184,26 +201,24 @@ class KeyGroup {
   }
 
   // q . k and dout . v of a cell.
-  __device__ __forceinline__ void ask_scores(int stage, int cell) {
+  __device__ __forceinline__ void ask_scores(uint64_t rows, int cell) {
     const int m = cell % kM;
-    const uint64_t rows = tile::descriptor_step(stage * S::TileQ::kBytes +
-                                                cell / kM * kCellRows * tile::kNarrowRowBytes);
 #pragma unroll
     for (int d = 0; d < kD; ++d) {
-      const uint64_t at = rows + tile::descriptor_step(d * 32);
+      const uint64_t at = rows + (cell_step(cell) + tile::descriptor_step(d * 32));
       if (d == 0) {
-        ptx::wgmma_rs_rows<T, true>(scores_[cell % 2], k_[m][d], d_q_ + at);
+        ptx::wgmma_rs_rows<T, true>(scores_[cell % 2], k_[m][d], at);
       } else {
-        ptx::wgmma_rs_rows<T, false>(scores_[cell % 2], k_[m][d], d_q_ + at);
+        ptx::wgmma_rs_rows<T, false>(scores_[cell % 2], k_[m][d], at);
       }
     }
 #pragma unroll
     for (int d = 0; d < kD; ++d) {
-      const uint64_t at = rows + tile::descriptor_step(d * 32);
+      const uint64_t at = rows + (kDout + cell_step(cell) + tile::descriptor_step(d * 32));
       if (d == 0) {
-        ptx::wgmma_rs_rows<T, true>(products_[cell % 2], v_[m][d], d_dout_ + at);
+        ptx::wgmma_rs_rows<T, true>(products_[cell % 2], v_[m][d], at);
       } else {
-        ptx::wgmma_rs_rows<T, false>(products_[cell % 2], v_[m][d], d_dout_ + at);
+        ptx::wgmma_rs_rows<T, false>(products_[cell % 2], v_[m][d], at);
       }
     }
   }
@@ -216,11 +231,9 @@ class KeyGroup {
     // Of the two keys of a lane, its first row from the first that sees them, and how many do.
     int from[2], seeing[2];
     if constexpr (kMasked) {
-      const Sequence& s = s_.work.place.s;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int at = key(cell % kM) + 8 * i;
-        const int2 rows = seeing_rows(a_.p, s, at, min(at + 1, s.kv_len));
+        const int2 rows = s_.seeing[key_in_block(cell % kM) + 8 * i];
         from[i] = row + cell / kM * kCellRows + lane() % 4 * 2 - rows.x;
         seeing[i] = rows.y - rows.x;
       }
@@ -245,19 +258,17 @@ class KeyGroup {
     for (int i = 0; i < 8; ++i) to[i] = ptx::pack<T>(x[2 * i], x[2 * i + 1]);
   }
 
-  __device__ __forceinline__ void ask_sums(int stage, int cell, const uint32_t (&weights)[8],
+  __device__ __forceinline__ void ask_sums(uint64_t rows, int cell, const uint32_t (&weights)[8],
                                            const uint32_t (&gradients)[8]) {
-    const uint64_t rows = tile::descriptor_step(stage * S::TileQ::kBytes +
-                                                cell / kM * kCellRows * tile::kNarrowRowBytes);
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
       ptx::wgmma_rs<T>(dv_[cell % kM], weights + 4 * step,
-                       d_dout_ + rows + tile::narrow_step_of_rows(step));
+                       rows + (kDout + cell_step(cell) + tile::narrow_step_of_rows(step)));
     }
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
       ptx::wgmma_rs<T>(dk_[cell % kM], gradients + 4 * step,
-                       d_q_ + rows + tile::narrow_step_of_rows(step));
+                       rows + (cell_step(cell) + tile::narrow_step_of_rows(step)));
     }
   }
 
@@ -274,13 +285,12 @@ class KeyGroup {
   }
 
   // Products of gradients of scores and keys, 16 keys a step.
-  __device__ __forceinline__ void ask_dq(float (&dq)[kSums], int stage, int first,
-                                         int steps) const {
-    const uint64_t ds = d_ds_ + tile::descriptor_step(stage * S::TileDs::kBytes);
+  static __device__ __forceinline__ void ask_dq(float (&dq)[kSums], uint64_t ds, uint64_t keys,
+                                                int first, int steps) {
 #pragma unroll
     for (int step = first; step < first + steps; ++step) {
       const uint64_t da = ds + tile::step_of_rows(step);
-      const uint64_t db = d_k_ + tile::narrow_step_of_rows(step);
+      const uint64_t db = keys + tile::narrow_step_of_rows(step);
       if (step == 0) {
         ptx::wgmma_ss_columns<T, true>(dq, da, db);
       } else {
@@ -329,7 +339,7 @@ class KeyGroup {
   const int group_;
   const tile::NumberedRing<kC.stages> rows_;
   const tile::NumberedRing<S::kScoreStages> ds_;
-  const uint64_t d_q_, d_dout_, d_k_, d_ds_;
+  const uint64_t d_q_, d_ds_;        // descriptors of the first stages
   const uint32_t ds_at_, stats_at_;  // of this lane
   uint32_t k_[kM][kD][4], v_[kM][kD][4];
   float dk_[kM][kSums], dv_[kM][kSums], dq_[kSums];

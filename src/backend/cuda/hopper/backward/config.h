@@ -16,7 +16,8 @@ struct BackwardConfig {
   constexpr int keys() const { return warpgroups * group_keys(); }
   // Of a stage: so many that dQ of a stage is one product of every warpgroup.
   constexpr int rows() const { return 64 * warpgroups; }
-  constexpr int threads() const { return kWarpgroup * (warpgroups + 1); }
+  constexpr int computing_threads() const { return kWarpgroup * warpgroups; }
+  constexpr int threads() const { return computing_threads() + kWarpgroup; }
 };
 
 // Registers of a thread, after the warpgroup that loads has given its own away.

@@ -3,9 +3,12 @@
 
 #include "backend/cuda/hopper/backward/compute.cuh"
 #include "backend/cuda/hopper/backward/load.cuh"
+#include "prim/cuda/ptx/barrier.cuh"
 #include "prim/cuda/ptx/grid_dependency.cuh"
 
 namespace fovea::cuda::hopper {
+
+inline constexpr int kKeysBarrier = 1;  // of the threads that compute
 
 // K for dQ, without what is not finite: what sees such a key has a gradient that is not finite.
 template <typename Shape>
@@ -14,7 +17,8 @@ __device__ __forceinline__ void load_finite_keys(const cuda::BackwardArguments& 
   using T = typename Shape::Element;
   using TileK = typename BackwardShared<Shape>::TileK;
   const Place& place = s.work.place;
-  for (int x = threadIdx.x; x < TileK::kRows * TileK::kPieces; x += Shape::kConfig.threads()) {
+  for (int x = threadIdx.x; x < TileK::kRows * TileK::kPieces;
+       x += Shape::kConfig.computing_threads()) {
     const int row = x / TileK::kPieces, piece = x % TileK::kPieces, key = place.key_begin + row;
     uint4 w = {0, 0, 0, 0};
     if (key < place.key_end) {
@@ -26,6 +30,16 @@ __device__ __forceinline__ void load_finite_keys(const cuda::BackwardArguments& 
         tile::finite_word<T>(w.w)};
   }
   ptx::fence_async_shared();
+}
+
+// The same of every head.
+template <typename Shape>
+__device__ __forceinline__ void find_seeing_rows(const Problem& p, BackwardShared<Shape>& s) {
+  const Place& place = s.work.place;
+  for (int x = threadIdx.x; x < Shape::kConfig.keys(); x += Shape::kConfig.computing_threads()) {
+    const int key = place.key_begin + x;
+    s.seeing[x] = seeing_rows(p, place.s, key, min(key + 1, place.s.kv_len));
+  }
 }
 
 template <typename Shape>
@@ -40,15 +54,16 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1)
     shared.work.find(arguments.a);
   }
   __syncthreads();
-  load_finite_keys<Shape>(arguments.a, shared);
-  __syncthreads();
   // The same for all lanes, said so that addresses can be in uniform registers.
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);
   if (warpgroup == kC.warpgroups) {
     ptx::give_registers<kLoaderRegisters>();
-    if (threadIdx.x < kC.warpgroups * kWarpgroup + 32) RowLoader<Shape>(arguments, shared).run();
+    if (threadIdx.x < kC.computing_threads() + 32) RowLoader<Shape>(arguments, shared).run();
   } else {
     ptx::take_registers<kComputerRegisters>();
+    load_finite_keys<Shape>(arguments.a, shared);
+    find_seeing_rows<Shape>(arguments.a.p, shared);
+    ptx::barrier_sync(kKeysBarrier, kC.computing_threads());
     KeyGroup<Shape>(arguments.a, shared, warpgroup).run();
   }
 }

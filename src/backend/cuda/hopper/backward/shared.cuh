@@ -92,6 +92,7 @@ struct BackwardShared {
   unsigned char q[kC.stages][TileQ::kBytes];
   unsigned char dout[kC.stages][TileQ::kBytes];
   unsigned char k[TileK::kBytes];  // finite
+  static constexpr int kDoutAfterQ = kC.stages * TileQ::kBytes, kKeysAfterQ = 2 * kDoutAfterQ;
   float lse2[kC.stages][kC.rows()];
   float delta[kC.stages][kC.rows()];
 
@@ -99,6 +100,7 @@ struct BackwardShared {
   tile::RingBarriers<kScoreStages> ds_ring;  // every computing warp fills and frees
   uint64_t landed;                           // rows that are looked at before others get them
   KeyWork<Shape> work;
+  int2 seeing[kC.keys()];  // rows of a head that see a key
 
   static constexpr int kWarps = 4 * kC.warpgroups;
   // A lane's copies and, of the first, the boxes.
