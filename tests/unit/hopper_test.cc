@@ -195,6 +195,45 @@ TEST_F(HopperChoice, TakesTheBackwardPassOfSmallHeads) {
   expect_portable("too short");
 }
 
+// What was fastest on the H200; 0: left to the portable engine.
+TEST_F(HopperChoice, CutsRowsOfSmallHeads) {
+  struct Measured {
+    int64_t batch, head_q, head_kv, length;
+    bool causal;
+    int parts;
+  };
+  problem_.dim_qk = problem_.dim_v = 32;
+  for (const Measured& m : {
+           Measured{4, 16, 4, 2048, true, 2},
+           {4, 16, 4, 4096, true, 1},
+           {4, 16, 4, 8192, true, 1},
+           {1, 32, 8, 2048, true, 4},
+           {1, 32, 8, 4096, true, 2},
+           {1, 32, 8, 8192, true, 1},
+           {1, 32, 8, 16384, true, 1},
+           {1, 16, 4, 4096, true, 4},
+           {8, 16, 4, 1024, true, 2},
+           {16, 16, 4, 1024, true, 1},
+           {2, 32, 8, 2048, false, 1},
+           {1, 8, 8, 2048, true, 0},
+           {32, 16, 4, 512, true, 0},
+       }) {
+    problem_.batch = m.batch;
+    problem_.head_q = m.head_q;
+    problem_.head_kv = m.head_kv;
+    problem_.q_len = problem_.kv_len = m.length;
+    problem_.mask = m.causal ? Mask::causal() : Mask{};
+    const auto choice = choose(problem_, gpu_, "");
+    ASSERT_TRUE(choice.ok());
+    EXPECT_STREQ(choice->backend->name(), m.parts == 0 ? "portable" : "hopper") << m.length;
+    if (m.parts == 0) continue;
+    const std::string text = choice->backend->bind(problem_, gpu_)->describe();
+    const std::string parts = std::to_string(m.parts) + (m.parts == 1 ? " part" : " parts");
+    EXPECT_NE(text.find("tiles of 256 keys, their rows in " + parts), std::string::npos)
+        << m.batch << " " << m.head_q << " " << m.length << ": " << text;
+  }
+}
+
 TEST_F(HopperChoice, SaysWhyNot) {
   const AttentionProblem plain = problem_;
   const auto expect = [&](const char* reason) {
