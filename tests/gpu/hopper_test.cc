@@ -73,9 +73,16 @@ TEST_F(Hopper, FeaturesAndLayouts) {
 // Their backward pass: tails of rows and keys, groups, parts of rows, tensors that TMA does not
 // take.
 TEST_F(Hopper, SmallHeads) {
-  const Engine& engine = kEngines[1];
+  const Engine few = {"hopper", "", Device::cuda(0), "5"};  // whose SMs get parts of the rows
+  const std::vector<Engine> engines = {kEngines[1], few};
   const Case one = must_parse("b=2 hq=4 hkv=2 q=304 kv=300 d=32 dtype=bf16 pass=fwd,bwd");
-  EXPECT_NE(plan_on(engine, one.problem).explain().find("backward by wgmma"), std::string::npos);
+  const std::string whole = plan_on(engines[0], one.problem).explain();
+  EXPECT_NE(whole.find("backward by wgmma"), std::string::npos) << whole;
+  EXPECT_NE(whole.find("their rows in 1 part"), std::string::npos) << whole;
+  const Case long_one = must_parse("hq=4 hkv=1 q=1024 d=32 dtype=bf16 pass=fwd,bwd mask=causal");
+  const std::string cut = plan_on(few, long_one.problem).explain();
+  EXPECT_NE(cut.find("backward by wgmma"), std::string::npos) << cut;
+  EXPECT_NE(cut.find(" parts\n"), std::string::npos) << cut;
   for (const char* dtype : kDTypes) {
     for (const char* heads :
          {"hq=4 hkv=1 q=16 kv=700", "hq=4 hkv=2 q=304 kv=300", "hq=6 hkv=2 q=528 kv=520",
@@ -84,10 +91,13 @@ TEST_F(Hopper, SmallHeads) {
            {"mask=none", "mask=causal", "mask=window:70:9", "mask=window:inf:40 sink",
             "keylens mask=causal", "dlse mask=causal", "scale=0.7", "pad=1", "order=bshd pad=8"}) {
         expect_accurate(
-            kEngines, std::string(heads) + " d=32 pass=fwd,bwd " + rest + " dtype=" + dtype, kCost);
+            engines, std::string(heads) + " d=32 pass=fwd,bwd " + rest + " dtype=" + dtype, kCost);
         if (HasFatalFailure()) return;
       }
     }
+    expect_accurate({few},
+                    "hq=4 hkv=1 q=1024 d=32 pass=fwd,bwd mask=causal dtype=" + std::string(dtype),
+                    kCost);
   }
 }
 

@@ -12,8 +12,10 @@ using harness::CaseTensors;
 
 class Locality : public EveryEngine {};
 
-const char* const kDTypes[] = {"bf16", "f16", "f32", "f32 tf32"};
-constexpr int64_t kLength = 90, kBad = 37, kWindow = 11;
+// Head dims 16 and 32 have kernels of their own.
+const char* const kKinds[] = {"d=16 dtype=bf16",     "d=16 dtype=f16",  "d=16 dtype=f32",
+                              "d=16 dtype=f32 tf32", "d=32 dtype=bf16", "d=32 dtype=f16"};
+constexpr int64_t kLength = 96, kBad = 37, kWindow = 11;
 
 // Rows of one head and batch member whose every value is NaN, and rows that hold any.
 struct NanRows {
@@ -34,9 +36,8 @@ NanRows nan_rows(const TensorView& t, int64_t b, int64_t h) {
 }
 
 // Two batch members, two KV heads, groups of two; the window sees 11 keys back and none ahead.
-Case windowed(const char* dtype) {
-  return must_parse("b=2 hq=4 hkv=2 q=90 kv=90 d=16 mask=window:11:0 pass=fwd,bwd dtype=" +
-                    std::string(dtype));
+Case windowed(const char* kind) {
+  return must_parse("b=2 hq=4 hkv=2 q=96 kv=96 mask=window:11:0 pass=fwd,bwd " + std::string(kind));
 }
 
 bool sees(int64_t i, int64_t j) { return j <= i && i - j <= kWindow; }
@@ -66,8 +67,8 @@ TensorView row(const TensorView& t, int64_t h) {
 
 // dq of a row that sees the key is NaN; dk and dv are of the keys that such a row sees.
 TEST_P(Locality, BadKey) {
-  for (const char* dtype : kDTypes) {
-    const Case c = windowed(dtype);
+  for (const char* kind : kKinds) {
+    const Case c = windowed(kind);
     const std::string why = reproduce(GetParam(), c);
     CaseTensors t(c);
     fill_values(row(t.forward().k, 1), NAN);
@@ -84,8 +85,8 @@ TEST_P(Locality, BadKey) {
 
 // A bad value makes out, and through delta every gradient of the row, NaN; dv takes only weights.
 TEST_P(Locality, BadValue) {
-  for (const char* dtype : kDTypes) {
-    const Case c = windowed(dtype);
+  for (const char* kind : kKinds) {
+    const Case c = windowed(kind);
     const std::string why = reproduce(GetParam(), c);
     CaseTensors t(c);
     fill_values(row(t.forward().v, 0), NAN);
@@ -102,8 +103,8 @@ TEST_P(Locality, BadValue) {
 }
 
 TEST_P(Locality, BadQuery) {
-  for (const char* dtype : kDTypes) {
-    const Case c = windowed(dtype);
+  for (const char* kind : kKinds) {
+    const Case c = windowed(kind);
     const std::string why = reproduce(GetParam(), c);
     CaseTensors t(c);
     fill_values(row(t.forward().q, 3), NAN);
@@ -119,8 +120,8 @@ TEST_P(Locality, BadQuery) {
 }
 
 TEST_P(Locality, BadIncomingGradient) {
-  for (const char* dtype : kDTypes) {
-    const Case c = windowed(dtype);
+  for (const char* kind : kKinds) {
+    const Case c = windowed(kind);
     const std::string why = reproduce(GetParam(), c);
     CaseTensors t(c);
     fill_values(row(t.backward().dout, 2), NAN);
@@ -138,8 +139,8 @@ TEST_P(Locality, BadIncomingGradient) {
 
 // An infinite value is an infinite mean, not NaN, in the rows that see it.
 TEST_P(Locality, InfiniteValue) {
-  for (const char* dtype : kDTypes) {
-    Case c = windowed(dtype);
+  for (const char* kind : kKinds) {
+    Case c = windowed(kind);
     c.backward = false;
     CaseTensors t(c);
     fill_values(row(t.forward().v, 0), INFINITY);
