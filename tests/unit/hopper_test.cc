@@ -53,6 +53,8 @@ TEST(Swizzled, NarrowRows) {
   EXPECT_EQ(tile::narrow_descriptor(0x400),
             (uint64_t{2} << 62) | (uint64_t{32} << 32) | (uint64_t{1} << 16) | 0x40u);
   EXPECT_EQ(tile::narrow_step_of_rows(1), 16u * 64u / 16u);
+  // 128 bytes from eight rows to the next, none from eight columns to the next, no swizzle.
+  EXPECT_EQ(tile::plain_descriptor(0x400), (uint64_t{8} << 32) | 0x40u);
 }
 
 TEST(Swizzled, Descriptor) {

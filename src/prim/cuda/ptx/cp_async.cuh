@@ -27,17 +27,6 @@ __device__ __forceinline__ void cp_async_4(uint32_t shared, const void* global) 
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
 }
 
-// Zero where `bytes` is 0, and then nothing is read.
-__device__ __forceinline__ void cp_async_4(uint32_t shared, const void* global, int bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(bytes)
-               : "memory");
-}
-
-// Arrives at the barrier once all earlier copies of this thread are there.
-__device__ __forceinline__ void cp_async_arrive(uint32_t barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
-
 __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }

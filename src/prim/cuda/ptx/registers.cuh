@@ -24,12 +24,14 @@ __device__ __forceinline__ void pin(float (&x)[kCount]) {
 
 // The same value, of which the compiler does not know so: what is computed from it is computed here
 // and not kept in registers since earlier.
-__device__ __forceinline__ int renewed(int x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-__device__ __forceinline__ uint64_t renewed(uint64_t x) {
-  asm volatile("" : "+l"(x));
+template <typename T>
+__device__ __forceinline__ T renewed(T x) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+  if constexpr (sizeof(T) == 4) {
+    asm volatile("" : "+r"(x));
+  } else {
+    asm volatile("" : "+l"(x));
+  }
   return x;
 }
 

@@ -101,7 +101,17 @@ __device__ __forceinline__ void wgmma_ss_columns(float (&d)[16], uint64_t da, ui
   }
 }
 
-// d [64, 32] = a [64, 16] b [32, 16]^T, a in registers, b in shared memory with columns contiguous.
+// d [64, 32] = a [64, 16] b [32, 16]^T, both in shared memory with columns contiguous.
+template <typename T, bool kFresh>
+__device__ __forceinline__ void wgmma_ss_rows(float (&d)[16], uint64_t da, uint64_t db) {
+  if constexpr (std::is_same_v<T, __half>) {
+    FOVEA_WGMMA_FRESH_OR_NOT("f16", "%16", "%17", "0, 0", FOVEA_LIST("l"(da), "l"(db)));
+  } else {
+    FOVEA_WGMMA_FRESH_OR_NOT("bf16", "%16", "%17", "0, 0", FOVEA_LIST("l"(da), "l"(db)));
+  }
+}
+
+// The same, a in registers.
 #define FOVEA_OPERANDS FOVEA_LIST("r"(ra[0]), "r"(ra[1]), "r"(ra[2]), "r"(ra[3]), "l"(db))
 template <typename T, bool kFresh>
 __device__ __forceinline__ void wgmma_rs_rows(float (&d)[16], const uint32_t* ra, uint64_t db) {

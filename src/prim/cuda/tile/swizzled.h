@@ -64,6 +64,13 @@ FOVEA_HOST_DEVICE constexpr uint64_t narrow_descriptor(uint32_t address) {
   return (kSwizzle64 << 62) | (kStride >> 4 << 32) | (kUnread << 16) | ((address & 0x3ffff) >> 4);
 }
 
+// Rows of 16 bytes, one after another, that are read as if each were there twice: 16 columns of
+// which the last eight are the first again.
+FOVEA_HOST_DEVICE constexpr uint64_t plain_descriptor(uint32_t address) {
+  constexpr uint64_t kStride = kSwizzleRows * 16;
+  return (kStride >> 4 << 32) | ((address & 0x3ffff) >> 4);
+}
+
 // What is added to a descriptor to move it on by bytes.
 FOVEA_HOST_DEVICE constexpr uint64_t descriptor_step(int bytes) {
   return static_cast<uint64_t>(bytes >> 4);

@@ -39,11 +39,12 @@ class KeyGroup {
         rows_(s.rows_ring),
         ds_(s.ds_ring),
         d_q_(tile::narrow_descriptor(ptx::shared_address(s.q[0]))),
+        d_delta_(tile::plain_descriptor(ptx::shared_address(s.delta[0]))),
         d_ds_(tile::matrix_descriptor(ptx::shared_address(s.ds[0]) + group * S::TileDs::kPanelBytes,
                                       16)),
         ds_at_(ptx::shared_address(s.ds[0]) +
                S::TileDs::offset(group * kC.group_keys() + warp() * 16 + lane() % 16, lane() / 16)),
-        stats_at_(ptx::shared_address(s.lse2[0]) + lane() % 4 * 8) {}
+        lse_at_(ptx::shared_address(s.lse2[0]) + lane() % 4 * 8) {}
 
   __device__ __forceinline__ void run() {
 #pragma unroll
@@ -89,10 +90,10 @@ class KeyGroup {
     const int count = s_.work.count;
     rows_.wait(0);
     ptx::wgmma_fence();
-    ask_scores(rows_of(0), 0);
-    ask_scores(rows_of(0), 1);
+    ask_scores(rows_of(0), deltas_of(0), 0);
+    ask_scores(rows_of(0), deltas_of(0), 1);
     ptx::wgmma_commit();
-    load_stats(0, 0);
+    load_lse(0, 0);
     ptx::wgmma_wait<0>();
     pin_scores(0);
     pin_scores(1);
@@ -100,6 +101,7 @@ class KeyGroup {
     for (int t = 0; t < count; ++t) {
       const int stage = rows_.stage(t), next = rows_.stage(t + 1);
       const uint64_t rows = rows_of(stage), next_rows = rows_of(next);
+      const uint64_t deltas = deltas_of(stage), next_deltas = deltas_of(next);
       const uint64_t ds_before = ds_of(ds_.stage(t + 1)), keys = keys_of_block();
       bool whole[kM];
 #pragma unroll
@@ -119,7 +121,7 @@ class KeyGroup {
         }
         if (cell + 2 == kCells && t + 1 < count) rows_.wait(t + 1);
         if ((cell + 1) % kM == 0) {
-          load_stats(cell + 1 < kCells ? stage : next, (cell + 1) % kCells / kM);
+          load_lse(cell + 1 < kCells ? stage : next, (cell + 1) % kCells / kM);
         }
         if (cell == kFirstDqCell && t > 0) ds_.wait(t - 1);
         ptx::wgmma_wait<0>();
@@ -130,7 +132,8 @@ class KeyGroup {
         pack(products_[cell % 2], gradients);
         ptx::wgmma_fence();
         ask_sums(rows, cell, weights, gradients);
-        ask_scores(cell + 2 < kCells ? rows : next_rows, (cell + 2) % kCells);
+        ask_scores(cell + 2 < kCells ? rows : next_rows, cell + 2 < kCells ? deltas : next_deltas,
+                   (cell + 2) % kCells);
         if (cell >= kFirstDqCell && cell < kFirstDqCell + kDqCells) {
           ask_dq(dq_, ds_before, keys, (cell - kFirstDqCell) * (kDqSteps / kDqCells),
                  kDqSteps / kDqCells);
@@ -171,6 +174,9 @@ class KeyGroup {
   __device__ __forceinline__ uint64_t rows_of(int stage) const {
     return ptx::renewed(d_q_ + tile::descriptor_step(stage * S::TileQ::kBytes));
   }
+  __device__ __forceinline__ uint64_t deltas_of(int stage) const {
+    return ptx::renewed(d_delta_ + tile::descriptor_step(stage * kRows * 16));
+  }
   __device__ __forceinline__ uint64_t ds_of(int stage) const {
     return ptx::renewed(d_ds_ + tile::descriptor_step(stage * S::TileDs::kBytes));
   }
@@ -182,17 +188,14 @@ class KeyGroup {
     return tile::descriptor_step(cell / kM * kCellRows * tile::kNarrowRowBytes);
   }
   static constexpr uint64_t kDout = tile::descriptor_step(S::kDoutAfterQ);
+  static constexpr uint64_t kOnes = tile::descriptor_step(sizeof(S::delta));
 
   // What is known of the lane's queries, the columns of its fragments: on its way before it is
   // waited for.
-  __device__ __forceinline__ void load_stats(int stage, int chunk) {
-    constexpr uint32_t kDelta = kC.stages * kRows * 4;
-    const uint32_t from = stats_at_ + (stage * kRows + chunk * kCellRows) * 4;
+  __device__ __forceinline__ void load_lse(int stage, int chunk) {
+    const uint32_t from = lse_at_ + (stage * kRows + chunk * kCellRows) * 4;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      lse2_[j] = tile::load_float2(from + j * 32);
-      delta_[j] = tile::load_float2(from + j * 32 + kDelta);
-    }
+    for (int j = 0; j < 4; ++j) lse2_[j] = tile::load_float2(from + j * 32);
   }
 
   __device__ __forceinline__ void pin_scores(int cell) {
@@ -200,30 +203,27 @@ class KeyGroup {
     ptx::pin(products_[cell % 2]);
   }
 
-  // q . k and dout . v of a cell.
-  __device__ __forceinline__ void ask_scores(uint64_t rows, int cell) {
+  // q . k and dout . v - delta of a cell.
+  __device__ __forceinline__ void ask_scores(uint64_t rows, uint64_t deltas, int cell) {
     const int m = cell % kM;
+    auto& scores = scores_[cell % 2];
+    auto& products = products_[cell % 2];
+    const uint64_t q = rows + cell_step(cell), dout = rows + (kDout + cell_step(cell));
+    ptx::wgmma_rs_rows<T, true>(scores, k_[m][0], q);
 #pragma unroll
-    for (int d = 0; d < kD; ++d) {
-      const uint64_t at = rows + (cell_step(cell) + tile::descriptor_step(d * 32));
-      if (d == 0) {
-        ptx::wgmma_rs_rows<T, true>(scores_[cell % 2], k_[m][d], at);
-      } else {
-        ptx::wgmma_rs_rows<T, false>(scores_[cell % 2], k_[m][d], at);
-      }
+    for (int d = 1; d < kD; ++d) {
+      ptx::wgmma_rs_rows<T, false>(scores, k_[m][d], q + tile::descriptor_step(d * 32));
     }
+    ptx::wgmma_rs_rows<T, true>(products, v_[m][0], dout);
 #pragma unroll
-    for (int d = 0; d < kD; ++d) {
-      const uint64_t at = rows + (kDout + cell_step(cell) + tile::descriptor_step(d * 32));
-      if (d == 0) {
-        ptx::wgmma_rs_rows<T, true>(products_[cell % 2], v_[m][d], at);
-      } else {
-        ptx::wgmma_rs_rows<T, false>(products_[cell % 2], v_[m][d], at);
-      }
+    for (int d = 1; d < kD; ++d) {
+      ptx::wgmma_rs_rows<T, false>(products, v_[m][d], dout + tile::descriptor_step(d * 32));
     }
+    ptx::wgmma_ss_rows<__nv_bfloat16, false>(
+        products, d_delta_ + kOnes, deltas + tile::descriptor_step(cell / kM * kCellRows * 16));
   }
 
-  // From scores to weights, and from products dout . v to gradients of scores.
+  // From scores to weights, and from products dout . v - delta to gradients of scores.
   template <bool kMasked>
   __device__ __forceinline__ void weigh(int cell, int row) {
     auto& scores = scores_[cell % 2];
@@ -240,10 +240,9 @@ class KeyGroup {
     }
 #pragma unroll
     for (int x = 0; x < 16; ++x) {
-      const float2 lse2 = lse2_[x / 4], delta = delta_[x / 4];
+      const float2 lse2 = lse2_[x / 4];
       const Gradient g =
-          plain_gradient_of(a_.p, scores[x], products[x] - (x % 2 == 0 ? delta.x : delta.y),
-                            x % 2 == 0 ? lse2.x : lse2.y);
+          plain_gradient_of(a_.p, scores[x], products[x], x % 2 == 0 ? lse2.x : lse2.y);
       const int i = x / 2 % 2;
       const bool seen = !kMasked || static_cast<uint32_t>(from[i] + x / 4 * 8 + x % 2) <
                                         static_cast<uint32_t>(seeing[i]);
@@ -339,12 +338,12 @@ class KeyGroup {
   const int group_;
   const tile::NumberedRing<kC.stages> rows_;
   const tile::NumberedRing<S::kScoreStages> ds_;
-  const uint64_t d_q_, d_ds_;        // descriptors of the first stages
-  const uint32_t ds_at_, stats_at_;  // of this lane
+  const uint64_t d_q_, d_delta_, d_ds_;  // descriptors of the first stages
+  const uint32_t ds_at_, lse_at_;        // of this lane
   uint32_t k_[kM][kD][4], v_[kM][kD][4];
   float dk_[kM][kSums], dv_[kM][kSums], dq_[kSums];
   float scores_[2][16], products_[2][16];  // of two cells
-  float2 lse2_[4], delta_[4];
+  float2 lse2_[4];
 };
 
 }  // namespace fovea::cuda::hopper

@@ -32,7 +32,16 @@ __device__ __forceinline__ void load_finite_keys(const cuda::BackwardArguments& 
   ptx::fence_async_shared();
 }
 
-// The same of every head.
+// Three ones of bf16 a row, which parts of delta are multiplied by; wgmma sees them with the keys.
+template <typename Shape>
+__device__ __forceinline__ void put_ones(BackwardShared<Shape>& s) {
+  constexpr uint32_t kOne = 0x3f80;
+  if (threadIdx.x < sizeof(s.ones) / sizeof(*s.ones)) {
+    s.ones[threadIdx.x] = {kOne << 16 | kOne, kOne, 0, 0};
+  }
+}
+
+// Rows of a head that see a key.
 template <typename Shape>
 __device__ __forceinline__ void find_seeing_rows(const Problem& p, BackwardShared<Shape>& s) {
   const Place& place = s.work.place;
@@ -61,6 +70,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1)
     if (threadIdx.x < kC.computing_threads() + 32) RowLoader<Shape>(arguments, shared).run();
   } else {
     ptx::take_registers<kComputerRegisters>();
+    put_ones<Shape>(shared);
     load_finite_keys<Shape>(arguments.a, shared);
     find_seeing_rows<Shape>(arguments.a.p, shared);
     ptx::barrier_sync(kKeysBarrier, kC.computing_threads());

@@ -1,9 +1,8 @@
-// The warp that loads: query rows and their gradients by TMA, what is known of them by copies.
+// The warp that loads: query rows and their gradients by TMA, what is known of them by itself.
 #pragma once
 
 #include "backend/cuda/hopper/backward/shared.cuh"
 #include "backend/cuda/portable/backward/element.cuh"
-#include "prim/cuda/ptx/cp_async.cuh"
 #include "prim/cuda/ptx/tma.cuh"
 
 namespace fovea::cuda::hopper {
@@ -51,15 +50,22 @@ class RowLoader {
       ptx::tma_load(ptx::shared_address(s_.q[stage]), maps_.q, box, barrier);
       ptx::tma_load(ptx::shared_address(s_.dout[stage]), maps_.dout, box, barrier);
     }
-    const int64_t from = stat_index(a_, place.s, head, at.row);
+    constexpr int kOwn = kRows / 32;
+    const int64_t from = stat_index(a_, place.s, head, at.row) + lane();
+    float lse2[kOwn], delta[kOwn];
 #pragma unroll
-    for (int r = lane(); r < kRows; r += 32) {
-      const int bytes = at.row + r < place.s.q_len ? 4 : 0;
-      const int64_t i = bytes > 0 ? from + r : 0;
-      ptx::cp_async_4(ptx::shared_address(&s_.lse2[stage][r]), a_.lse2 + i, bytes);
-      ptx::cp_async_4(ptx::shared_address(&s_.delta[stage][r]), a_.delta + i, bytes);
+    for (int r = 0; r < kOwn; ++r) {
+      const bool real = at.row + 32 * r + lane() < place.s.q_len;
+      lse2[r] = real ? a_.lse2[from + 32 * r] : 0.0f;
+      delta[r] = real ? a_.delta[from + 32 * r] : 0.0f;
     }
-    ptx::cp_async_arrive(barrier);
+#pragma unroll
+    for (int r = 0; r < kOwn; ++r) {
+      s_.lse2[stage][32 * r + lane()] = lse2[r];
+      s_.delta[stage][32 * r + lane()] = S::parts_of(-delta[r]);
+    }
+    ptx::fence_async_shared();
+    ptx::mbarrier_arrive(barrier);
   }
 
   // Rows of q or dout that are not finite become so, and weights of what they see NaN instead.

@@ -94,7 +94,9 @@ struct BackwardShared {
   unsigned char k[TileK::kBytes];  // finite
   static constexpr int kDoutAfterQ = kC.stages * TileQ::kBytes, kKeysAfterQ = 2 * kDoutAfterQ;
   float lse2[kC.stages][kC.rows()];
-  float delta[kC.stages][kC.rows()];
+  // -delta in parts, which their product with ones adds to dout . v.
+  alignas(tile::kTileAlignment) uint4 delta[kC.stages][kC.rows()];
+  uint4 ones[64];
 
   tile::RingBarriers<kC.stages> rows_ring;   // the loading warp fills, every computing one frees
   tile::RingBarriers<kScoreStages> ds_ring;  // every computing warp fills and frees
@@ -102,8 +104,17 @@ struct BackwardShared {
   KeyWork<Shape> work;
   int2 seeing[kC.keys()];  // rows of a head that see a key
 
+  // Half of a value, for wgmma reads the eight columns twice; in bf16 whatever T is, for its range.
+  // Three parts hold a float.
+  static __device__ __forceinline__ uint4 parts_of(float x) {
+    constexpr auto kPack = ptx::pack<__nv_bfloat16>;
+    const float half = 0.5f * x, rest = half - __uint_as_float(kPack(half, 0) << 16);
+    const uint32_t two = kPack(half, rest);
+    return {two, kPack(rest - __uint_as_float(two & 0xffff0000u), 0), 0, 0};
+  }
+
   static constexpr int kWarps = 4 * kC.warpgroups;
-  // A lane's copies and, of the first, the boxes.
+  // A lane's and, of the first, the boxes.
   static constexpr int kLoadArrivals = 32 + 1;
   __device__ __forceinline__ void init() {
     rows_ring.init(kWarps, kLoadArrivals);
