@@ -64,7 +64,8 @@ def run_plain(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
     ):
         return None
     if _is_any_autocast_enabled() and torch.is_autocast_enabled(device_type := "cuda" if on_gpu else "cpu"):
-        if not q.dtype is k.dtype is v.dtype is torch.get_autocast_dtype(device_type):  # most are: projections made them
+        # Projections made most of them in that dtype.
+        if not (q.dtype is k.dtype is v.dtype is torch.get_autocast_dtype(device_type)):
             q, k, v = ops.in_autocast(device_type, q, k, v)
     settings: dict[str, Any] = {} if scale is None else {"scale": scale}  # what is passed by name takes longer
     wants_gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)

@@ -12,6 +12,8 @@ struct BackwardConfig {
   int key_tiles;   // of 64 keys, that a warpgroup holds
   int stages;      // of query rows in shared memory
 
+  static constexpr int kSumRows = 16;  // that dq is added to memory by
+
   constexpr int group_keys() const { return 64 * key_tiles; }
   constexpr int keys() const { return warpgroups * group_keys(); }
   // Of a stage: so many that dQ of a stage is one product of every warpgroup.

@@ -16,19 +16,14 @@ cudaError_t launch_backward(const BackwardArguments& arguments, cudaStream_t str
   constexpr int kBytes = sizeof(BackwardShared<Shape>);
   static_assert(kBytes <= kMostSharedBytes);
   const cuda::BackwardArguments& a = arguments.a;
-  const Problem& p = a.p;
-  const auto blocks = [](int64_t count) { return dim3(static_cast<unsigned>(count)); };
-  const int64_t heads = int64_t{a.batch} * p.head_kv;
   cudaError_t error = row_stats<T>(a, stream);
   if (error != cudaSuccess) return error;
-  const int64_t keys = heads * ceil_div(p.kv_len, kC.keys()) * a.row_parts;
-  error = launch<backward_kernel<Shape>>({blocks(keys), kC.threads(), kBytes, stream}, arguments);
+  const int64_t blocks =
+      int64_t{a.batch} * a.p.head_kv * ceil_div(a.p.kv_len, kC.keys()) * a.row_parts;
+  error = launch<backward_kernel<Shape>>(
+      {dim3(static_cast<unsigned>(blocks)), kC.threads(), kBytes, stream}, arguments);
   if (error != cudaSuccess) return error;
-  constexpr int kTile = cuda::BackwardConfig::kSumTile;
-  const int64_t sums = ceil_div(int64_t{p.group} * p.q_len, kTile) +
-                       (a.row_parts > 1 ? ceil_div(p.kv_len, kTile) : 0);
-  error = launch<round_sums_kernel<T, kC.dim, kC.dim>>(
-      {blocks(heads * sums), cuda::BackwardConfig::kSumThreads, 0, stream}, a);
+  error = round_sums<T, kC.dim, kC.dim>(a, stream);
   return error == cudaSuccess && a.dsink != nullptr ? sink_gradient(a, stream) : error;
 }
 

@@ -8,7 +8,6 @@
 namespace fovea::cuda::hopper {
 namespace {
 
-constexpr int64_t kSumRows = 16;  // that dq is added by
 // What the kernel must have for a multiprocessor, that its blocks, larger than the portable
 // engine's, gain more than they take to begin and waste. H200: 4096 rows of a KV head gain 3 % with
 // the fewest blocks, 2048 lose up to 10 %.
@@ -28,7 +27,7 @@ bool pays(const AttentionProblem& p, const BackwardConfig& c, const GpuInfo& gpu
 }  // namespace
 
 const BackwardKernel* find_backward(const AttentionProblem& p, const GpuInfo& gpu) {
-  const bool sums_fit = p.head_q == p.head_kv || p.q_len % kSumRows == 0;
+  const bool sums_fit = p.head_q == p.head_kv || p.q_len % BackwardConfig::kSumRows == 0;
   if (!sums_fit || p.softcap > 0 || p.layout == Layout::kPacked ||
       p.determinism == Determinism::kRequired) {
     return nullptr;

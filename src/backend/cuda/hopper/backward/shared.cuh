@@ -45,7 +45,7 @@ struct KeyWork {
       clear_of[tile] = clear_rows(p, place.s, begin, begin + 64);
     }
     const int2 rows = seeing_rows(p, place.s, place.key_begin, place.key_end);
-    row_begin = rows.x / kSumRows * kSumRows;
+    row_begin = rows.x / kC.kSumRows * kC.kSumRows;
     head_tiles = (rows.y - row_begin + kC.rows() - 1) / kC.rows();
     const int all = head_tiles * p.group, begin = a.of_parts(part * all);
     count = a.of_parts((part + 1) * all) - begin;
@@ -53,9 +53,6 @@ struct KeyWork {
     row = row_begin + (begin - head * head_tiles) * kC.rows();
     sum_row = query_sum_row(p, place);
   }
-
-  // Rows of dq that are added together.
-  static constexpr int kSumRows = 16;
 };
 
 // Where a walk over tiles is.

@@ -10,8 +10,8 @@ namespace fovea::cuda::hopper {
 
 // How carefully a tile is worked on. Most tiles are weighed by the largest score of their first
 // keys; where that went out of range they are done again with a running maximum, and where values
-// that are not finite met hidden keys, again without those values. Softcap has a
-// series for scores that are far below its bound.
+// that are not finite met hidden keys, again without those values. kFar: scores are not taken to be
+// far below softcap's bound, where a series would do.
 enum Care : int { kBold = 0, kSafe = 1, kClean = 2, kFar = 4 };
 
 // The order in which tiles of rows are worked on: heads in sections whose K and V stay in the L2

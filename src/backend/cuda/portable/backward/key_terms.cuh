@@ -8,6 +8,7 @@
 #include "backend/cuda/portable/backward/config.h"
 #include "backend/cuda/portable/terms.cuh"
 #include "prim/cuda/ptx/ld_global.cuh"
+#include "prim/cuda/ptx/registers.cuh"
 #include "prim/cuda/ptx/st_global.cuh"
 #include "prim/cuda/tile/shared_tile.cuh"
 
@@ -21,9 +22,7 @@ inline constexpr tile::RowOrder kKeyOrder =
 
 // Of a warp, worked out anew: for kernels that have no register to keep it in.
 __device__ __forceinline__ int lane_anew() {
-  uint32_t thread = threadIdx.x;
-  asm volatile("" : "+r"(thread));
-  return static_cast<int>(thread % 32);
+  return static_cast<int>(ptx::renewed(threadIdx.x) % 32);
 }
 
 // Where row (head_q, i) of the term's tensor begins.

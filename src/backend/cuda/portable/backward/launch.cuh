@@ -58,7 +58,6 @@ cudaError_t launch_backward(const BackwardArguments& a, cudaStream_t stream) {
   const auto then = [&]<auto kKernel>(Kernel<kKernel>, int64_t blocks, int threads, int bytes) {
     if (error == cudaSuccess) error = launch_blocks<kKernel>(blocks, threads, bytes, stream, a);
   };
-  const int64_t group_rows = int64_t{p.group} * p.q_len;
   const auto keys = [&]<auto kKernel>(Kernel<kKernel> kernel, const BackwardConfig& c) {
     then(kernel, heads * ceil_div(p.kv_len, c.key_tile()) * a.row_parts, c.key_threads(),
          c.key_shared_bytes());
@@ -71,10 +70,7 @@ cudaError_t launch_backward(const BackwardArguments& a, cudaStream_t stream) {
         keys(Kernel<backward_keys_kernel<Shape, static_cast<int>(KeySums::kAll)>>{},
              Shape::kOnePass);
       }
-      const int64_t key_tiles = a.row_parts > 1 ? ceil_div(p.kv_len, BackwardConfig::kSumTile) : 0;
-      then(Kernel<round_sums_kernel<T, kC.dim_qk, kC.dim_v>>{},
-           heads * (ceil_div(group_rows, BackwardConfig::kSumTile) + key_tiles),
-           BackwardConfig::kSumThreads, 0);
+      if (error == cudaSuccess) error = round_sums<T, kC.dim_qk, kC.dim_v>(a, stream);
     }
   } else if constexpr (!kC.one_term()) {
     if constexpr (kC.split) {
@@ -83,8 +79,9 @@ cudaError_t launch_backward(const BackwardArguments& a, cudaStream_t stream) {
     } else {
       keys(Kernel<backward_keys_kernel<Shape, static_cast<int>(KeySums::kBoth)>>{}, kC);
     }
-    then(Kernel<backward_rows_kernel<Shape>>{}, heads * ceil_div(group_rows, kC.row_tile()),
-         kC.row_threads(), kC.row_shared_bytes());
+    const int64_t row_tiles = ceil_div(int64_t{p.group} * p.q_len, kC.row_tile());
+    then(Kernel<backward_rows_kernel<Shape>>{}, heads * row_tiles, kC.row_threads(),
+         kC.row_shared_bytes());
   }
   if constexpr (kC.terms == Terms::kAny || kC.terms == Terms::kBias) {
     using Bias = BiasBlock<T, kC.dim_qk, kC.dim_v>;

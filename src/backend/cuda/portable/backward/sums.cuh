@@ -2,9 +2,11 @@
 // tensors after. They lie as the fragments of a warp do, so that a warp adds 512 bytes in a row.
 #pragma once
 
+#include "backend/cuda/common/launch.cuh"
 #include "backend/cuda/portable/backward/arguments.h"
 #include "backend/cuda/portable/backward/config.h"
 #include "backend/cuda/portable/loads.cuh"
+#include "base/ceil_div.h"
 #include "prim/cuda/ptx/grid_dependency.cuh"
 #include "prim/cuda/ptx/math.cuh"
 #include "prim/cuda/ptx/mma.cuh"
@@ -165,6 +167,18 @@ __global__ void __launch_bounds__(BackwardConfig::kSumThreads)
   round_tile<T, kDimV>(
       a.dv_sum + at * kDimV, rows, [&](int r) { return dv + r * a.dv.row; }, p.dim_v, 1,
       a.vector_dv);
+}
+
+template <typename T, int kDimQk, int kDimV>
+cudaError_t round_sums(const BackwardArguments& a, cudaStream_t stream) {
+  const auto tiles = [](int64_t rows) { return ceil_div(rows, BackwardConfig::kSumTile); };
+  const Problem& p = a.p;
+  const int64_t heads = static_cast<int64_t>(a.batch) * p.head_kv;
+  const int64_t blocks =
+      heads * (tiles(int64_t{p.group} * p.q_len) + (a.row_parts > 1 ? tiles(p.kv_len) : 0));
+  if (blocks == 0) return cudaSuccess;
+  return launch<round_sums_kernel<T, kDimQk, kDimV>>(
+      {dim3(static_cast<unsigned>(blocks)), BackwardConfig::kSumThreads, 0, stream}, a);
 }
 
 }  // namespace fovea::cuda
