@@ -21,6 +21,9 @@ _are_functorch_transforms_active = torch._C._are_functorch_transforms_active
 _get_deterministic_algorithms = torch._C._get_deterministic_algorithms
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _len_torch_dispatch_stack = torch._C._len_torch_dispatch_stack
+_get_autocast_dtype, _is_autocast_enabled = torch.get_autocast_dtype, torch.is_autocast_enabled
+_is_grad_enabled, _FLOAT32 = torch.is_grad_enabled, torch.float32
+_recorded_by_torch = getattr(ops.overrideable, "_op", ops.overrideable)  # what an op is called through
 below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
@@ -51,26 +54,31 @@ def run_attention_out(q: Tensor, k: Tensor, v: Tensor, settings: dict[str, Any])
 def run_plain(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor | None:
     """Attention of [batch, head, seq, dim] that is masked by nothing but causality, if torch's own autograd can record
     it: then no Python runs behind this call, neither in it nor in its backward pass. None where it cannot: tensors
-    must be of torch itself, seen by no mode and no transform, and no setting of the process may change the result."""
-    on_gpu = q.is_cuda
+    must be of torch itself, seen by no mode and no transform, and no setting of the process may change the result.
+
+    In the middle of a training step, where the caches hold other things, each of these questions takes several times
+    what it takes in a loop of nothing but calls: hence so few of them, and names without dots."""
+    on_gpu, dtype = q.is_cuda, q.dtype
     if (
-        not (on_gpu or q.is_cpu)
-        or not type(q) is type(k) is type(v) is Tensor
+        not type(q) is type(k) is type(v) is Tensor
+        or not (on_gpu or q.is_cpu)
         or _len_torch_dispatch_stack()
         or _are_functorch_transforms_active()
         or _get_deterministic_algorithms()
-        or ops.overrideable is None
-        or (q.dtype is torch.float32 and on_gpu and tf32_is_allowed())
+        or _recorded_by_torch is None
+        or (dtype is _FLOAT32 and on_gpu and tf32_is_allowed())
     ):
         return None
-    if _is_any_autocast_enabled() and torch.is_autocast_enabled(device_type := "cuda" if on_gpu else "cpu"):
+    if _is_any_autocast_enabled() and _is_autocast_enabled(device_type := "cuda" if on_gpu else "cpu"):
         # Projections made most of them in that dtype.
-        if not (q.dtype is k.dtype is v.dtype is torch.get_autocast_dtype(device_type)):
+        if not (dtype is k.dtype is v.dtype is _get_autocast_dtype(device_type)):
             q, k, v = ops.in_autocast(device_type, q, k, v)
-    settings: dict[str, Any] = {} if scale is None else {"scale": scale}  # what is passed by name takes longer
-    wants_gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    wants_gradient = (q.requires_grad or k.requires_grad or v.requires_grad) and _is_grad_enabled()
     if wants_gradient or forward_ad._current_level >= 0:  # torch refuses forward mode: the other op would not
-        return ops.overrideable(q, k, v, None, 0.0, causal, **settings)[0]
+        if scale is None:  # what is passed by name takes longer
+            return _recorded_by_torch(q, k, v, None, 0.0, causal)[0]
+        return _recorded_by_torch(q, k, v, None, 0.0, causal, scale=scale)[0]
+    settings: dict[str, Any] = {} if scale is None else {"scale": scale}
     if causal:
         settings["right"] = 0
     return ops.attention_no_grad(q, k, v, heads_first=True, **settings)

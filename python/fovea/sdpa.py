@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling  # a mode that traces is seen by run_plain
 
 from .eager import run_attention_out, run_plain
 from .settings import op_settings, per_score
@@ -35,8 +35,8 @@ def scaled_dot_product_attention(
     Returns:
         [..., head_q, q_len, dim_v]. A row that sees no key gives zeros.
     """
-    plain = attn_mask is None and not dropout_p and not torch.compiler.is_compiling()
-    if plain and query.shape == key.shape and query.dim() == 4:  # most calls, shortly
+    plain = attn_mask is None and not dropout_p and not is_dynamo_compiling()
+    if plain and query.shape == key.shape and query.ndim == 4:  # most calls, shortly
         out = run_plain(query, key, value, is_causal, scale)
         if out is not None:
             return out
