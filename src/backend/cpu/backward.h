@@ -195,10 +195,10 @@ class Backward {
 
   void key_block(int64_t h, int64_t j, int keys, float* dk_t, float* dv_t) {
     bool packed = false;
-    for (int64_t i = 0; i < q_len_; i += kTileQ) {
-      const int rows = static_cast<int>(smaller(kTileQ, q_len_ - i));
+    int rows = 0;
+    for (int64_t i = 0; i < q_len_; i += rows) {
       Columns columns;
-      if (!tile_.set_rows(h, i, rows, j, keys, columns)) continue;
+      if (!choose_tile(h, i, j, keys, rows, columns)) continue;
       if (!packed) tile_.pack_keys(j, keys);
       packed = true;
       const Elem* q = s_.q + i * n_.qk_depth;
@@ -211,7 +211,7 @@ class Backward {
       const int depth = round_up(rows, M::kDepthAlign);
       const int64_t right = int64_t{columns.from} * kTileQ;
       M::template multiply<true>(s_.dq + i * n_.qk_cols, n_.qk_cols, rows, n_.qk_cols, width,
-                                 M::left_from(tile_.ds_left(), Tile::kScoreStride, columns.from),
+                                 tile_.ds_left(columns.from),
                                  tile_.k_right() + int64_t{columns.from} * M::kPanel, kTileKv);
       M::template multiply<true>(dv_t + columns.from, kGradStride, a_.dim_v, width, depth,
                                  transposed(dout, n_.v_depth, s_.dout_t + i * n_.v_rows),
@@ -221,6 +221,19 @@ class Backward {
                                  tile_.ds_right() + right, kTileQ);
       if (s_.nonfinite[i / kTileQ]) add_nonfinite(h, i, rows, columns, dv_t);
     }
+  }
+
+  // The tile that begins at query i: a whole one, or a part where the mask cuts it. False when no
+  // row of it sees a key.
+  bool choose_tile(int64_t h, int64_t i, int64_t j, int keys, int& rows, Columns& columns) {
+    constexpr int kCut = M::kBackwardCutTileQ;
+    const auto choose = [&](int most) {
+      rows = static_cast<int>(smaller(most, q_len_ - i));
+      return tile_.set_rows(h, i, rows, j, keys, columns);
+    };
+    if (i % kTileQ != 0) return choose(kCut);
+    const bool some = choose(kTileQ);
+    return some && !tile_.all_visible() && kCut < kTileQ ? choose(kCut) : some;
   }
 
   // The NaN and Inf that were left out of dout, for the keys whose weight they meet.

@@ -95,7 +95,7 @@ class BiasGradient {
     const bool shared_row = task_.strides.q == 0;
     for (int r = 0; r < rows; ++r) {
       float* const total = s_.total + (shared_row ? 0 : (i - task_.q_begin + r) * kTileKv);
-      for (int j = columns.from; j < columns.to; ++j) total[j] += tile.ds_row(r)[j];
+      for (int j = columns.from; j < columns.to; ++j) total[j] += tile.score_gradient(r, j);
     }
   }
 

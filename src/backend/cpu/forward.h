@@ -82,25 +82,27 @@ class Forward {
     }
   };
 
-  // A tile of rows and the keys that it sees.
-  struct Tile {
+  // Rows that are met together wherever a mask cuts what they see, and the keys that they see.
+  static constexpr int kStrip = M::kCutTileQ;
+  static constexpr int kMaxStrips = M::kRowsPerTask / kStrip;
+  struct Strip {
     int row, rows;
     typename State::Sight sight;
   };
 
   static void blocks(State& t) {
-    Tile tiles[State::kMaxTiles];
-    int tile_count = 0;
+    Strip strips[kMaxStrips];
+    int strip_count = 0;
     KeyRange all{t.task.key_end, t.task.key_begin};
-    for (int r = 0; r < t.count; r += State::kTileQ) {
-      const int rows = static_cast<int>(smaller(State::kTileQ, t.count - r));
+    for (int r = 0; r < t.count; r += kStrip) {
+      const int rows = static_cast<int>(smaller(kStrip, t.count - r));
       const auto sight = t.sight_of(r, r + rows);
       if (sight.some.end <= sight.some.begin) {
         t.clear_sums(r, rows);
         finish(t, r, rows);
         continue;
       }
-      tiles[tile_count++] = {r, rows, sight};
+      strips[strip_count++] = {r, rows, sight};
       all.begin = smaller(all.begin, sight.some.begin);
       all.end = larger(all.end, sight.some.end);
     }
@@ -108,11 +110,13 @@ class Forward {
     for (int64_t j = begin + (all.begin - begin) / State::kTileKv * State::kTileKv; j < all.end;
          j += State::kTileKv) {
       const int keys = static_cast<int>(smaller(State::kTileKv, t.task.key_end - j));
-      Job jobs[State::kMaxTiles];
+      Job jobs[kMaxStrips];
       int count = 0;
-      for (int i = 0; i < tile_count; ++i) {
-        const KeyRange seen = tiles[i].sight.some;
-        if (seen.end > j && seen.begin < j + keys) jobs[count++] = job_of(t, tiles[i], j, keys);
+      for (int i = 0; i < strip_count; ++i) {
+        const KeyRange seen = strips[i].sight.some;
+        if (seen.end <= j || seen.begin >= j + keys) continue;
+        const Job job = job_of(t, strips[i], j, keys);
+        if (count == 0 || !joined(jobs[count - 1], job)) jobs[count++] = job;
       }
       if (count == 0) continue;
       t.pack_block(j, keys);
@@ -124,6 +128,24 @@ class Forward {
     }
   }
 
+  // Adds the rows of `next` to `job` where all of both see the same columns and a tile has room.
+  static bool joined(Job& job, const Job& next) {
+    const auto same_for_all = [&](const Job& x) {
+      return x.columns.from == job.columns.from && x.columns.to == job.columns.to &&
+             x.seen_by_all.begin <= x.columns.first + x.columns.from &&
+             x.seen_by_all.end >= x.columns.first + x.columns.to;
+    };
+    if (job.row + job.rows != next.row || job.rows + next.rows > State::kTileQ ||
+        job.first != next.first || job.last != next.last || !same_for_all(job) ||
+        !same_for_all(next)) {
+      return false;
+    }
+    job.rows += next.rows;
+    job.seen_by_all.begin = larger(job.seen_by_all.begin, next.seen_by_all.begin);
+    job.seen_by_all.end = smaller(job.seen_by_all.end, next.seen_by_all.end);
+    return true;
+  }
+
   static void tile(State& t, const Job& job, [[maybe_unused]] const Job* next) {
     if constexpr (M::kOnePass) {
       if (!t.terms && t.a.drop_threshold == 0) return OnePass<T, M>(t).tile(job, next);
@@ -131,14 +153,14 @@ class Forward {
     t.exact_tile(job);
   }
 
-  static Job job_of(const State& t, const Tile& tile, int64_t j, int keys) {
-    const auto [seen, seen_by_all] = tile.sight;
+  static Job job_of(const State& t, const Strip& strip, int64_t j, int keys) {
+    const auto [seen, seen_by_all] = strip.sight;
     Columns columns;
     columns.first = j;
     columns.from = static_cast<int>(larger(seen.begin - j, 0)) / M::kColumnAlign * M::kColumnAlign;
     columns.to = static_cast<int>(smaller(seen.end - j, keys));
-    return {.row = tile.row,
-            .rows = tile.rows,
+    return {.row = strip.row,
+            .rows = strip.rows,
             .columns = columns,
             .to_pad = round_up(columns.to, M::kColumnAlign),
             .seen_by_all = seen_by_all,

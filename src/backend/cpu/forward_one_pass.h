@@ -1,10 +1,10 @@
-// The forward step where products are so fast that moving scores counts (AMX): weights are made
-// slot by slot of columns, while a slot's scores are still in the nearest cache, in one pass over
-// them.
+// The forward step where products are so fast that moving scores counts (AVX-512, AMX): weights
+// are made slot by slot of columns, while a slot's scores are still in the nearest cache, in one
+// pass over them.
 //
 // So that weights can be made from a slot alone, their exponents refer to a max that is known
 // before: that of the row's first slot, and it stays. Float exponents leave room for weights up to
-// kHeadroom above it; a tile whose sums say otherwise is done again, exactly.
+// kHeadroom above it; rows whose sums say otherwise are done again, exactly.
 #pragma once
 
 #include "backend/cpu/forward_state.h"
@@ -30,12 +30,19 @@ class OnePass {
       M::template multiply<false>(t_.s.ring, kSlot, job.rows, width, t_.dq_pad, t_.queries_of(job),
                                   t_.keys_of(from), t_.dq_pad);
       hide_unseen_of(job, from, width);
-      if (from == job.columns.from && !set_reference(job, width)) return t_.exact_tile(job);
+      if (from == job.columns.from) set_reference(job, width);
       width == kSlot ? weights<kSlot>(job, from, soon) : weights<kSlot / 2>(job, from, soon);
     }
-    if (!add_sums(job)) return t_.exact_tile(job);
-    job.first ? add_values<false>(job) : add_values<true>(job);
-    if (t_.v_nonfinite) t_.add_nonfinite(job);
+    if (sum_lanes(job)) return add_rows(job, 0, job.rows);
+    // Rows that need a second try get it last: the scores of it take the place of weights.
+    for (int r = 0, end = 0; r < job.rows; r = end) {
+      end = end_of_run(job, r);
+      if (good(job, r)) add_rows(job, r, end);
+    }
+    for (int r = 0, end = 0; r < job.rows; r = end) {
+      end = end_of_run(job, r);
+      if (!good(job, r)) t_.exact_tile(rows_of(job, r, end));
+    }
   }
 
  private:
@@ -78,23 +85,17 @@ class OnePass {
     }
   }
 
-  // A max for rows that have none yet, from the tile's first slot; false when a row sees no key
-  // there.
-  bool set_reference(const Job& job, int width) {
-    bool all = true;
+  // A max for rows that have none yet, from the tile's first slot. A row that sees no key there
+  // keeps none, and its sum will be infinite or NaN.
+  void set_reference(const Job& job, int width) {
     for (int r = 0; r < job.rows; ++r) {
       float& m = t_.s.m[job.row + r];
       if (m != kMinusInf) continue;
       Vec top = load(t_.s.ring + r * kSlot);
       for (int j = kLanes; j < width; j += kLanes) top = max(top, load(t_.s.ring + r * kSlot + j));
       const float found = largest(top) * t_.to_log2;
-      if (found - found == 0) {
-        m = found;
-      } else {
-        all = false;
-      }
+      if (found - found == 0) m = found;
     }
-    return all;
   }
 
   template <int kWidth>
@@ -122,19 +123,55 @@ class OnePass {
   void add_values(const Job& job) {
     M::template multiply<kAccumulate>(t_.s.acc + int64_t{job.row} * t_.dv_pad, t_.dv_pad, job.rows,
                                       t_.dv_pad, job.to_pad - job.columns.from, t_.weights_of(job),
-                                      t_.values_of(job), State::kTileKv);
+                                      t_.values_of(job), t_.v_depth);
   }
 
-  // Adds the tile's sums to the rows'; false, and nothing added, when one has outgrown its
+  // The sum of each row's weights, from here on in its first lane; false when any outgrew its
   // reference.
-  bool add_sums(const Job& job) {
+  bool sum_lanes(const Job& job) {
+    bool all = true;
     for (int r = 0; r < job.rows; ++r) {
       float* const lanes = t_.s.sums + r * kLanes;
       lanes[0] = sum(load(lanes));
-      if (!(lanes[0] < kHeadroom)) return false;
+      all = all && lanes[0] < kHeadroom;
     }
-    for (int r = 0; r < job.rows; ++r) t_.s.l[job.row + r] += t_.s.sums[r * kLanes];
+    return all;
+  }
+  float sum_of(int r) const { return t_.s.sums[r * kLanes]; }
+
+  // Whether the sums of rows from r on that products take together are as small as their reference
+  // allows.
+  bool good(const Job& job, int r) const {
+    for (int end = group_end(job, r); r < end; ++r) {
+      if (!(sum_of(r) < kHeadroom)) return false;
+    }
     return true;
+  }
+  static int group_end(const Job& job, int r) {
+    return static_cast<int>(smaller(r + M::kRowAlign, job.rows));
+  }
+
+  // One past the rows that are all good, or all not, as those at r are.
+  int end_of_run(const Job& job, int r) const {
+    const bool first = good(job, r);
+    do {
+      r = group_end(job, r);
+    } while (r < job.rows && good(job, r) == first);
+    return r;
+  }
+
+  static Job rows_of(Job job, int from, int to) {
+    job.row += from;
+    job.rows = to - from;
+    return job;
+  }
+
+  void add_rows(const Job& job, int from, int to) {
+    for (int r = from; r < to; ++r) t_.s.l[job.row + r] += sum_of(r);
+    Job part = rows_of(job, from, to);
+    part.weights += from * State::kScoreStride;
+    part.first ? add_values<false>(part) : add_values<true>(part);
+    if (t_.v_nonfinite) t_.add_nonfinite(part);
   }
 
   State& t_;

@@ -38,7 +38,6 @@ struct ForwardState {
   // Off a power of two, so that rows lie in different cache sets; whole cache lines, so that none
   // is split.
   static constexpr int kScoreStride = kTileKv + 32;
-  static constexpr int kMaxTiles = M::kRowsPerTask / kTileQ;
 
   struct Buffers {
     Row* rows;      // [rows]
@@ -147,7 +146,8 @@ struct ForwardState {
       v = s.clean;
       stride = a.dim_v;
     }
-    M::template pack_right<T>(s.v, v, stride, keys, kTileKv, a.dim_v);
+    v_depth = round_up(keys, M::kColumnAlign);
+    M::template pack_right<T>(s.v, v, stride, keys, v_depth, a.dim_v);
   }
 
   typename M::Left queries_of(const Job& job) const {
@@ -172,7 +172,7 @@ struct ForwardState {
                   [=](int j, Vec p) { M::store_left(weights, kScoreStride, r, j, p); });
     }
     M::template multiply<true>(s.acc + int64_t{job.row} * dv_pad, dv_pad, job.rows, dv_pad, width,
-                               weights_of(job), values_of(job), kTileKv);
+                               weights_of(job), values_of(job), v_depth);
     if (v_nonfinite) add_nonfinite(job);
   }
 
@@ -255,6 +255,7 @@ struct ForwardState {
   const bool terms;
   const float to_log2;  // from what scores hold to log2 units
   Buffers s;
+  int v_depth = 0;  // of the block's V, padded
   bool v_nonfinite = false;
 };
 

@@ -12,7 +12,10 @@ class GradientTile {
   using Elem = typename M::Elem;
   static constexpr int kTileQ = M::kBackwardTileQ;
   static constexpr int kTileKv = M::kBackwardTileKv;
-  static constexpr int kScoreStride = kTileKv + 16;
+  // Scores and dp lie as right operands do where they can become such in place; else row by row.
+  static constexpr bool kInPlace = M::kProductsAreOperands;
+  static constexpr int kRun = kInPlace ? M::kPanel : kTileKv;  // columns side by side
+  static constexpr int kScoreStride = kInPlace ? M::kPanel : kTileKv + 16;
 
   // Room to copy a tile of queries or a block of keys without NaN and Inf.
   static int64_t clean_elements(const Arguments& a) {
@@ -34,6 +37,8 @@ class GradientTile {
         terms_(a.has_score_terms()),
         to_log2_(terms_ ? kLog2e : a.scale * kLog2e),
         s_(carve(a, scratch)) {}
+
+  bool all_visible() const { return all_visible_; }
 
   // Chooses queries [i, i + rows) of the h-th query head of the group and finds the columns of the
   // block that any of them sees; false when none does.
@@ -91,7 +96,7 @@ class GradientTile {
         const Vec p = exp2<M::kExp2>(exponent<Scores::kAny>(r, j, lse[r]));
         Vec ds;
         gradient<Scores::kAny>(r, j, p, delta[r], ds);
-        store(s_.dp + r * kScoreStride + j, ds);
+        store(s_.dp + at(r, j), ds);
       }
     }
   }
@@ -103,10 +108,16 @@ class GradientTile {
     return terms_ ? lse : lse * kLog2e;
   }
 
-  const float* ds_row(int r) const { return s_.dp + r * kScoreStride; }
+  float score_gradient(int r, int j) const { return s_.dp[at(r, j)]; }
   const Elem* p_right() const { return s_.p_right; }
   const Elem* ds_right() const { return s_.ds_right; }
-  const Elem* ds_left() const { return s_.ds_left; }
+  auto ds_left(int from) const {
+    if constexpr (kInPlace) {
+      return M::left_of_right(s_.ds_right, kTileQ, from);
+    } else {
+      return M::left_from(s_.ds_left, kScoreStride, from);
+    }
+  }
   const Elem* k_right() const { return s_.k; }
   T* clean() const { return s_.clean; }
 
@@ -117,9 +128,9 @@ class GradientTile {
 
   struct Buffers {
     Elem *k_t, *v_t, *k;  // right operands of the block of keys
-    float *scores, *dp;   // [kTileQ][kScoreStride]
-    Elem *p_right, *ds_right, *ds_left;
-    float *keep, *slopes;  // [4][kScoreStride]
+    float *scores, *dp;
+    Elem *p_right, *ds_right, *ds_left;  // in place: scores, dp and none
+    float *keep, *slopes;                // [4][kTileKv]
     T* clean;
 
     template <typename Scratch>
@@ -129,16 +140,27 @@ class GradientTile {
       k_t = from.template take<Elem>(int64_t{kTileKv} * qk_depth);
       v_t = from.template take<Elem>(int64_t{kTileKv} * v_depth);
       k = from.template take<Elem>(int64_t{kTileKv} * round_up(a.dim_qk, M::kColumnAlign));
-      scores = from.template take<float>(int64_t{kTileQ} * kScoreStride);
-      dp = from.template take<float>(int64_t{kTileQ} * kScoreStride);
-      p_right = from.template take<Elem>(int64_t{kTileQ} * kTileKv);
-      ds_right = from.template take<Elem>(int64_t{kTileQ} * kTileKv);
-      ds_left = from.template take<Elem>(int64_t{kTileQ} * kScoreStride);
-      keep = from.template take<float>(4 * kScoreStride);
-      slopes = from.template take<float>(4 * kScoreStride);
+      scores = from.template take<float>(int64_t{kTileQ} * kScoreStride * (kTileKv / kRun));
+      dp = from.template take<float>(int64_t{kTileQ} * kScoreStride * (kTileKv / kRun));
+      if constexpr (kInPlace) {
+        p_right = scores;
+        ds_right = dp;
+      } else {
+        p_right = from.template take<Elem>(int64_t{kTileQ} * kTileKv);
+        ds_right = from.template take<Elem>(int64_t{kTileQ} * kTileKv);
+        ds_left = from.template take<Elem>(int64_t{kTileQ} * kScoreStride);
+      }
+      keep = from.template take<float>(4 * kTileKv);
+      slopes = from.template take<float>(4 * kTileKv);
       clean = from.template take<T>(clean_elements(a));
     }
   };
+
+  // Where the score of row r and column j lies.
+  FOVEA_INLINE static int64_t at(int r, int j) {
+    if constexpr (!kInPlace) return int64_t{r} * kScoreStride + j;
+    return int64_t{j / kRun} * kTileQ * kScoreStride + r * kScoreStride + j % kRun;
+  }
 
   Row row_of(int r) const { return row_at(a_, head_, h_, i_ + r); }
 
@@ -148,24 +170,37 @@ class GradientTile {
   }
 
   void products(typename M::Left q, typename M::Left dout, Columns columns) {
+    product(s_.scores, columns, q, s_.k_t, qk_depth_);
+    product(s_.dp, columns, dout, s_.v_t, v_depth_);
+  }
+
+  void product(float* to, Columns columns, typename M::Left a, const Elem* right, int depth) {
     const int width = round_up(columns.to, M::kColumnAlign) - columns.from;
-    M::template multiply<false>(s_.scores + columns.from, kScoreStride, rows_, width, qk_depth_, q,
-                                s_.k_t + int64_t{columns.from} * qk_depth_, qk_depth_);
-    M::template multiply<false>(s_.dp + columns.from, kScoreStride, rows_, width, v_depth_, dout,
-                                s_.v_t + int64_t{columns.from} * v_depth_, v_depth_);
+    const Elem* const b = right + int64_t{columns.from} * depth;
+    if constexpr (kInPlace) {
+      M::multiply_to_right(to + at(0, columns.from), kTileQ, rows_, width, depth, a, b, depth);
+    } else {
+      M::template multiply<false>(to + columns.from, kScoreStride, rows_, width, depth, a, b,
+                                  depth);
+    }
   }
 
   // Scores of row r to logits, with what else its gradient needs, in lane r % 4 of the row buffers.
   void logits(int r, Columns columns) {
-    float* const s = s_.scores + r * kScoreStride;
     const Columns padded{columns.first, columns.from, round_up(columns.to, M::kColumnAlign)};
     const Row row = row_of(r);
-    if (terms_) {
-      apply_score_terms<T>(a_, head_, row, columns, s, s_.slopes + r % 4 * kScoreStride);
+    for (int run = padded.from; run < padded.to; run = (run / kRun + 1) * kRun) {
+      const int end = static_cast<int>(smaller(padded.to, (run / kRun + 1) * kRun));
+      float* const s = s_.scores + at(r, run) - run;
+      if (terms_) {
+        apply_score_terms<T>(a_, head_, row,
+                             {columns.first, run, static_cast<int>(smaller(columns.to, end))}, s,
+                             s_.slopes + r % 4 * kTileKv);
+      }
+      hide_unseen(row, {columns.first, run, end}, s);
     }
-    hide_unseen(row, padded, s);
     if (a_.drop_threshold != 0) {
-      kept_weights(a_, head_, row, padded, s_.keep + r % 4 * kScoreStride);
+      kept_weights(a_, head_, row, padded, s_.keep + r % 4 * kTileKv);
     }
   }
 
@@ -173,7 +208,7 @@ class GradientTile {
   // difference is exact where it matters.
   template <Scores kScores>
   FOVEA_INLINE Vec exponent(int r, int j, float lse) const {
-    const Vec s = load(s_.scores + r * kScoreStride + j);
+    const Vec s = load(s_.scores + at(r, j));
     return kScores != Scores::kAny || !terms_ ? fma(s, broadcast(to_log2_), broadcast(-lse))
                                               : (s - broadcast(lse)) * broadcast(to_log2_);
   }
@@ -182,15 +217,15 @@ class GradientTile {
   // before softcap (ds).
   template <Scores kScores>
   FOVEA_INLINE Vec gradient(int r, int j, Vec p, float delta, Vec& ds) const {
-    Vec dp = load(s_.dp + r * kScoreStride + j);
+    Vec dp = load(s_.dp + at(r, j));
     if constexpr (kScores == Scores::kPlain) {
       ds = p * (dp - broadcast(delta));
       return p;
     }
-    p = where_differ(load(s_.scores + r * kScoreStride + j), broadcast(kMinusInf), p);
+    p = where_differ(load(s_.scores + at(r, j)), broadcast(kMinusInf), p);
     Vec kept = p;
     if (kScores == Scores::kAny && a_.drop_threshold != 0) {
-      const Vec keep = load(s_.keep + r % 4 * kScoreStride + j);
+      const Vec keep = load(s_.keep + r % 4 * kTileKv + j);
       kept = p * keep;
       dp = where_differ(keep, zero(), dp * keep);
     }
@@ -232,9 +267,9 @@ class GradientTile {
         }
         p[x] = gradient<kScores>(r + x, j, p[x], delta[r + x], ds[x]);
         if (kScores == Scores::kAny && a_.softcap > 0) {
-          ds[x] = where_differ(ds[x], zero(), ds[x] * load(s_.slopes + x * kScoreStride + j));
+          ds[x] = where_differ(ds[x], zero(), ds[x] * load(s_.slopes + x * kTileKv + j));
         }
-        M::store_left(s_.ds_left, kScoreStride, r + x, j, ds[x]);
+        if constexpr (!kInPlace) M::store_left(s_.ds_left, kScoreStride, r + x, j, ds[x]);
       }
       M::store_right(s_.p_right, kTileQ, r, j, p);
       M::store_right(s_.ds_right, kTileQ, r, j, ds);

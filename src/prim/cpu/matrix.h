@@ -33,6 +33,10 @@ concept Matrix = requires(typename M::Elem* dst, const typename M::Elem* packed,
   requires 32 % M::kRowAlign == 0;                 // what the engine pads rows to
   // The engine's blocking, chosen for this class's speed.
   requires M::kTileQ % M::kRowAlign == 0 && M::kTileKv % M::kColumnAlign == 0;
+  // Rows of the tiles that a mask cuts: fewer, to waste less along its edge.
+  requires M::kTileQ % M::kCutTileQ == 0;
+  requires M::kBackwardTileQ % M::kBackwardCutTileQ == 0;
+  requires M::kBackwardCutTileQ == M::kBackwardTileQ || M::kTransposedLeftIsAView;
   requires M::kBackwardTileQ % M::kRowAlign == 0 && M::kBackwardTileQ % M::kDepthAlign == 0;
   requires M::kBackwardTileKv % M::kColumnAlign == 0;
   requires M::kRowsPerTask >
@@ -43,8 +47,13 @@ concept Matrix = requires(typename M::Elem* dst, const typename M::Elem* packed,
   // Whether a left operand of Elem is its rows as they lie, with no packing needed.
   { M::kLeftIsRows } -> std::convertible_to<bool>;
   // Whether the forward pass turns scores to weights slot by slot, kSlotColumns at a time: for
-  // products that run beside the vector units. Such a class also has store_left_two.
+  // products so fast that moving scores counts. Such a class also has store_left_two.
   { M::kOnePass } -> std::convertible_to<bool>;
+
+  // Whether products are of the type that products take. Such a class also has multiply_to_right,
+  // whose c is a right operand (c, c_depth_pad, rows, cols, depth, a, b, b_depth_pad), and
+  // left_of_right(packed, depth_pad, n), a right operand as a left one from depth n on.
+  { M::kProductsAreOperands } -> std::convertible_to<bool>;
 
   // Around all products of a task, on its thread: state of the CPU that they need.
   M::begin();

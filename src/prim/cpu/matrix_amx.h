@@ -18,11 +18,14 @@ struct MatrixAmx : Bf16Pairs {
   static constexpr int kRowAlign = 16;
   static constexpr int kDepthAlign = 32;
   static constexpr int kTileQ = 32;
+  static constexpr int kCutTileQ = kTileQ;
   static constexpr int kTileKv = 1024;  // what a tile costs beside its products, paid less often
   static constexpr int kStreamRows = 4;
   static constexpr int kRowsPerTask = 1024;
   static constexpr int kBackwardTileQ = 128;
   static constexpr int kBackwardTileKv = 256;
+  static constexpr int kBackwardCutTileQ = kBackwardTileQ;
+  static constexpr bool kProductsAreOperands = false;
 
   static void begin() {
     alignas(64) struct {

@@ -25,11 +25,14 @@ struct MatrixBfmmla {
   // Tiles are multiples of 12 rows, the largest block of accumulators. They are sized for caches of
   // 64 KiB and 1 MiB; not yet measured.
   static constexpr int kTileQ = 48;
+  static constexpr int kCutTileQ = kTileQ;
   static constexpr int kTileKv = 256;
   static constexpr int kStreamRows = 4;
   static constexpr int kRowsPerTask = 480;
   static constexpr int kBackwardTileQ = 96;
   static constexpr int kBackwardTileKv = 128;
+  static constexpr int kBackwardCutTileQ = kBackwardTileQ;
+  static constexpr bool kProductsAreOperands = false;
 
   struct Left {
     const Bf16* data;

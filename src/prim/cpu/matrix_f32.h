@@ -17,15 +17,21 @@ struct MatrixF32 {
   static_assert(!kFmaTakesALane || kDepthAlign % kLanes == 0);  // lanes are depths
   static constexpr bool kTransposedLeftIsAView = true;
   static constexpr bool kLeftIsRows = true;
-  static constexpr bool kOnePass = false;
+  static constexpr bool kOnePass = kLanes == 16;
+  static constexpr int kSlotColumns = 2 * kColumnAlign;
+  static constexpr bool kProductsAreOperands =
+      kLanes != 4;  // panels so narrow are slow left operands
   // Where vectors are short a tile takes long, and its scores are to stay in the nearest cache.
   static constexpr int kTileQ = kLanes == 4 ? 32 : 64;
+  static constexpr int kCutTileQ = kLanes == 16 ? 32 : 16;
   static constexpr int kTileKv = 256;
   static constexpr int kStreamRows = 4;
-  static constexpr int kRowsPerTask = 512;
-  // Short tiles waste less along a diagonal, where vectors are wide enough to be fed all the same.
-  static constexpr int kBackwardTileQ = kLanes == 16 ? 32 : 64;
-  static constexpr int kBackwardTileKv = kLanes == 4 ? 128 : 256;
+  static constexpr int kRowsPerTask = kLanes == 16 ? 1024 : 512;
+  // Both operands of each of the backward pass's products, and the scores, stay in the nearest
+  // cache.
+  static constexpr int kBackwardTileQ = 64;
+  static constexpr int kBackwardTileKv = 128;
+  static constexpr int kBackwardCutTileQ = kCutTileQ;
   static constexpr int kRowsAtOnce =
       kVectorRegisters == 16 ? 6 : 8;  // accumulators: 12 of 16, or 16 of 32 registers
 
@@ -33,6 +39,13 @@ struct MatrixF32 {
     const float* data;
     int64_t row;    // stride between rows
     int64_t depth;  // stride along the contraction; one of the two strides is 1
+    Left from_row(int r) const { return {data + r * row, row, depth}; }
+  };
+  // A right operand read as a left one: its rows are the depth of the one, the rows of the other.
+  struct LeftOfPanels {
+    const float* data;
+    int64_t panel;  // from one panel to the next
+    LeftOfPanels from_row(int r) const { return {data + r * kPanel, panel}; }
   };
 
   static void begin() {}
@@ -41,6 +54,9 @@ struct MatrixF32 {
   static Left left(const float* data, int64_t ld) { return {data, ld, 1}; }
   static Left left_from(const float* data, int64_t ld, int depth) { return {data + depth, ld, 1}; }
   static Left transposed(Left a) { return {a.data, a.depth, a.row}; }
+  static LeftOfPanels left_of_right(const float* data, int64_t depth_pad, int depth) {
+    return {data + depth * depth_pad, depth_pad * kPanel};
+  }
 
   template <typename T>
   static void pack_left_row(float* dst, int64_t ld, int row, const T* src, int depth,
@@ -90,6 +106,10 @@ struct MatrixF32 {
   FOVEA_INLINE static void store_left(float* dst, int64_t ld, int row, int col, Vec x) {
     store(dst + row * ld + col, x);
   }
+  FOVEA_INLINE static void store_left_two(float* dst, int64_t ld, int row, int col, Vec x, Vec y) {
+    store(dst + row * ld + col, x);
+    store(dst + row * ld + col + kLanes, y);
+  }
   FOVEA_INLINE static float left_at(const float* src, int64_t ld, int row, int col) {
     return src[row * ld + col];
   }
@@ -103,48 +123,68 @@ struct MatrixF32 {
     return src[(col / kPanel) * depth_pad * kPanel + row * kPanel + col % kPanel];
   }
 
-  template <bool kAccumulate>
-  static void multiply(float* c, int64_t ldc, int rows, int cols, int depth, Left a, const float* b,
-                       int64_t b_depth_pad) {
-    for (int n = 0; n < cols; n += kPanel, b += b_depth_pad * kPanel) {
-      int m = 0;
-      for (; m + kRowsAtOnce <= rows; m += kRowsAtOnce) {
-        tile<kRowsAtOnce, kAccumulate>(c + m * ldc + n, ldc, depth, a.data + m * a.row, a, b);
-      }
-      for (; m + 4 <= rows; m += 4) {
-        tile<4, kAccumulate>(c + m * ldc + n, ldc, depth, a.data + m * a.row, a, b);
-      }
-      for (; m < rows; ++m) {
-        tile<1, kAccumulate>(c + m * ldc + n, ldc, depth, a.data + m * a.row, a, b);
-      }
-    }
+  template <bool kAccumulate, typename AnyLeft>
+  static void multiply(float* c, int64_t ldc, int rows, int cols, int depth, AnyLeft a,
+                       const float* b, int64_t b_depth_pad) {
+    panels<kAccumulate>(c, ldc, kPanel, rows, cols, depth, a, b, b_depth_pad);
+  }
+
+  static void multiply_to_right(float* c, int64_t c_depth_pad, int rows, int cols, int depth,
+                                Left a, const float* b, int64_t b_depth_pad) {
+    panels<false>(c, kPanel, c_depth_pad * kPanel, rows, cols, depth, a, b, b_depth_pad);
   }
 
  private:
-  template <int kRows, bool kAccumulate>
-  FOVEA_INLINE static void tile(float* c, int64_t ldc, int depth, const float* a, Left strides,
-                                const float* b) {
+  // c_panel: from kPanel columns of c to the next.
+  template <bool kAccumulate, typename AnyLeft>
+  FOVEA_INLINE static void panels(float* c, int64_t ldc, int64_t c_panel, int rows, int cols,
+                                  int depth, AnyLeft a, const float* b, int64_t b_depth_pad) {
+    for (int n = 0; n < cols; n += kPanel, b += b_depth_pad * kPanel, c += c_panel) {
+      int m = 0;
+      for (; m + kRowsAtOnce <= rows; m += kRowsAtOnce) {
+        tile<kRowsAtOnce, kAccumulate>(c + m * ldc, ldc, depth, a.from_row(m), b);
+      }
+      for (; m + 4 <= rows; m += 4) {
+        tile<4, kAccumulate>(c + m * ldc, ldc, depth, a.from_row(m), b);
+      }
+      for (; m < rows; ++m) tile<1, kAccumulate>(c + m * ldc, ldc, depth, a.from_row(m), b);
+    }
+  }
+
+  template <int kRows, bool kAccumulate, typename AnyLeft>
+  FOVEA_INLINE static void tile(float* c, int64_t ldc, int depth, AnyLeft a, const float* b) {
     Vec acc[kRows][2];
     for (int r = 0; r < kRows; ++r) acc[r][0] = acc[r][1] = zero();
-    if constexpr (kFmaTakesALane) {
-      if (strides.depth == 1) {
-        add_by_lanes_of_rows<kRows>(acc, depth, a, strides.row, b);
-      } else {
-        add_by_lanes_of_columns<kRows>(acc, depth, a, strides.depth, b);
-      }
-    } else {
-      for (int k = 0; k < depth; ++k) {
-        const float* const column = a + k * strides.depth;
-        add_depth<kRows>(acc, b + k * kPanel,
-                         [=](int r) { return broadcast(column[r * strides.row]); });
-      }
-    }
+    add<kRows>(acc, depth, a, b);
     // What was there is added last: a sum of sums rounds less than one long chain of additions.
     for (int r = 0; r < kRows; ++r) {
       for (int half = 0; half < 2; ++half) {
         float* const p = c + r * ldc + half * kLanes;
         store(p, kAccumulate ? load(p) + acc[r][half] : acc[r][half]);
       }
+    }
+  }
+
+  template <int kRows>
+  FOVEA_INLINE static void add(Vec (&acc)[kRows][2], int depth, Left a, const float* b) {
+    if constexpr (kFmaTakesALane) {
+      if (a.depth == 1) {
+        add_by_lanes_of_rows<kRows>(acc, depth, a.data, a.row, b);
+      } else {
+        add_by_lanes_of_columns<kRows>(acc, depth, a.data, a.depth, b);
+      }
+    } else {
+      for (int k = 0; k < depth; ++k) {
+        const float* const column = a.data + k * a.depth;
+        add_depth<kRows>(acc, b + k * kPanel, [=](int r) { return broadcast(column[r * a.row]); });
+      }
+    }
+  }
+
+  template <int kRows>
+  FOVEA_INLINE static void add(Vec (&acc)[kRows][2], int depth, LeftOfPanels a, const float* b) {
+    for (int k = 0; k < depth; k += kPanel, a.data += a.panel) {
+      add<kRows>(acc, kPanel, Left{a.data, kPanel, 1}, b + k * kPanel);
     }
   }
 

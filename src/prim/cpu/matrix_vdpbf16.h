@@ -15,11 +15,14 @@ struct MatrixVdpbf16 : Bf16Pairs {
   static constexpr int kDepthAlign = 32;
   static constexpr bool kOnePass = false;
   static constexpr int kTileQ = 64;
+  static constexpr int kCutTileQ = kTileQ;
   static constexpr int kTileKv = 256;
   static constexpr int kStreamRows = 4;
   static constexpr int kRowsPerTask = 512;
   static constexpr int kBackwardTileQ = 64;
   static constexpr int kBackwardTileKv = 256;
+  static constexpr int kBackwardCutTileQ = kBackwardTileQ;
+  static constexpr bool kProductsAreOperands = false;
 
   static void begin() {}
   static void end() {}
