@@ -138,16 +138,11 @@ struct ForwardState {
 
   void pack_block(int64_t j, int keys) {
     M::template pack_right_transposed<T>(s.k, k_row(j), a.k.strides.row, keys, a.dim_qk, dq_pad);
-    const T* v = v_row(j);
-    int64_t stride = a.v.strides.row;
-    v_nonfinite = has_nonfinite(v, stride, keys, a.dim_v);
-    if (v_nonfinite) {
-      copy_finite(s.clean, v, stride, keys, a.dim_v);
-      v = s.clean;
-      stride = a.dim_v;
-    }
     v_depth = round_up(keys, M::kColumnAlign);
-    M::template pack_right<T>(s.v, v, stride, keys, v_depth, a.dim_v);
+    v_nonfinite = M::template pack_right<T>(s.v, v_row(j), a.v.strides.row, keys, v_depth, a.dim_v);
+    if (!v_nonfinite) return;
+    copy_finite(s.clean, v_row(j), a.v.strides.row, keys, a.dim_v);
+    M::template pack_right<T>(s.v, s.clean, a.dim_v, keys, v_depth, a.dim_v);
   }
 
   typename M::Left queries_of(const Job& job) const {

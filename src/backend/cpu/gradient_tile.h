@@ -63,13 +63,11 @@ class GradientTile {
     const T* k = row_pointer<T>(a_.k, head_, head_.kv, j, head_.sequence.kv_row);
     const T* v = row_pointer<T>(a_.v, head_, head_.kv, j, head_.sequence.kv_row);
     M::template pack_right_transposed<T>(s_.k_t, k, a_.k.strides.row, keys, a_.dim_qk, qk_depth_);
-    int64_t stride = a_.k.strides.row;
-    if (has_nonfinite(k, stride, keys, a_.dim_qk)) {  // rows that see it have a NaN in ds already
-      copy_finite(s_.clean, k, stride, keys, a_.dim_qk);
-      k = s_.clean;
-      stride = a_.dim_qk;
+    if (M::template pack_right<T>(s_.k, k, a_.k.strides.row, keys, kTileKv, a_.dim_qk)) {
+      // Rows that see it have a NaN in ds already.
+      copy_finite(s_.clean, k, a_.k.strides.row, keys, a_.dim_qk);
+      M::template pack_right<T>(s_.k, s_.clean, a_.dim_qk, keys, kTileKv, a_.dim_qk);
     }
-    M::template pack_right<T>(s_.k, k, stride, keys, kTileKv, a_.dim_qk);
     M::template pack_right_transposed<T>(s_.v_t, v, a_.v.strides.row, keys, a_.dim_v, v_depth_);
   }
 

@@ -39,25 +39,8 @@ class ScratchCarver {
   std::byte* at_;
 };
 
-// Weights of zero must not meet NaN or Inf in a product, so blocks that hold any are packed without
-// them.
-template <typename T>
-bool has_nonfinite(const T* src, int64_t stride, int rows, int cols) {
-  Vec worst = zero(), worst2 = zero();  // 0 x is 0, or NaN when x is not finite
-  for (int r = 0; r < rows; ++r) {
-    const T* const row = src + r * stride;
-    int d = 0;
-    for (; d + 2 * kLanes <= cols; d += 2 * kLanes) {
-      Vec a, b;
-      load_two(row + d, a, b);
-      worst = fma(a, zero(), worst);
-      worst2 = fma(b, zero(), worst2);
-    }
-    for (; d < cols; d += kLanes) worst = fma(load_up_to(row + d, cols - d), zero(), worst);
-  }
-  return any_nonfinite(worst + worst2);
-}
-
+// Weights of zero must not meet NaN or Inf in a product, so blocks that hold any are packed again,
+// from a copy without them.
 template <typename T>
 void copy_finite(T* dst, const T* src, int64_t stride, int rows, int cols) {
   for (int r = 0; r < rows; ++r) {

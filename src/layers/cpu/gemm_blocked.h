@@ -280,7 +280,10 @@ class BlockedGemm {
                  chunk.first * m.b.depth + first * m.b.col;
     const int length = static_cast<int>(chunk.length), padded = static_cast<int>(chunk.padded());
     const int cols = static_cast<int>(count);
-    if (m.b.col == 1) return M::template pack_right<T>(to, b, m.b.depth, length, padded, cols);
+    if (m.b.col == 1) {
+      M::template pack_right<T>(to, b, m.b.depth, length, padded, cols);
+      return;
+    }
     int64_t stride = m.b.col;
     if (m.b.depth != 1) {
       for (int64_t c = 0; c < count; ++c) {

@@ -56,19 +56,22 @@ struct Bf16Pairs {
   }
 
   template <typename T>
-  static void pack_right(Bf16* dst, const Bf16* src, int64_t stride, int depth, int depth_pad,
+  static bool pack_right(Bf16* dst, const Bf16* src, int64_t stride, int depth, int depth_pad,
                          int cols) {
+    __mmask32 bad = 0;
     for (int k = 0; k < depth_pad; k += 2) {
       for (int c = 0; c < cols; c += 32) {
         const __m512i x = k < depth ? raw(src + k * stride + c, cols - c) : _mm512_setzero_si512();
         const __m512i y =
             k + 1 < depth ? raw(src + (k + 1) * stride + c, cols - c) : _mm512_setzero_si512();
+        bad |= nonfinite(x) | nonfinite(y);
         const Interleaved both = interleave(x, y);
         Bf16* const panel = dst + static_cast<int64_t>(c) * depth_pad + k * 16;
         _mm512_storeu_si512(panel, both.low);
         _mm512_storeu_si512(panel + static_cast<int64_t>(16) * depth_pad, both.high);
       }
     }
+    return bad != 0;
   }
 
   template <typename T>
@@ -125,6 +128,12 @@ struct Bf16Pairs {
   FOVEA_INLINE static __m512i raw(const Bf16* p, int n) {
     if (n >= 32) return _mm512_loadu_si512(p);
     return _mm512_maskz_loadu_epi16(n > 0 ? (1u << n) - 1u : 0u, p);
+  }
+
+  // Those of 32 elements that are NaN or Inf: all bits of the exponent are set.
+  FOVEA_INLINE static __mmask32 nonfinite(__m512i x) {
+    const __m512i exponent = _mm512_set1_epi16(0x7f80);
+    return _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, exponent), exponent);
   }
 
   FOVEA_INLINE static Interleaved interleave(__m512i x, __m512i y) {

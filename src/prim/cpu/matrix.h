@@ -70,8 +70,8 @@ concept Matrix = requires(typename M::Elem* dst, const typename M::Elem* packed,
   // padded sizes, cols_pad a multiple of 32.
   M::template pack_left_transposed<T>(dst, stride, src, stride, n, n, n, n);
   // (dst, src, stride, depth, depth_pad, cols): row k of src is depth k; zeros after depth and
-  // after cols.
-  M::template pack_right<T>(dst, src, stride, n, n, n);
+  // after cols. True when src holds NaN or Inf.
+  { M::template pack_right<T>(dst, src, stride, n, n, n) } -> std::same_as<bool>;
   // (dst, src, stride, cols, depth, depth_pad): row c of src is column c.
   M::template pack_right_transposed<T>(dst, src, stride, n, n, n);
 

@@ -21,7 +21,7 @@ struct MatrixAmx : Bf16Pairs {
   static constexpr int kCutTileQ = kTileQ;
   static constexpr int kTileKv = 1024;  // what a tile costs beside its products, paid less often
   static constexpr int kStreamRows = 4;
-  static constexpr int kRowsPerTask = 1024;
+  static constexpr int kRowsPerTask = 2048;
   static constexpr int kBackwardTileQ = 128;
   static constexpr int kBackwardTileKv = 256;
   static constexpr int kBackwardCutTileQ = kBackwardTileQ;

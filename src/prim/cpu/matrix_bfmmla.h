@@ -66,7 +66,7 @@ struct MatrixBfmmla {
   }
 
   template <typename T>
-  static void pack_right(Bf16* dst, const Bf16* src, int64_t stride, int depth, int depth_pad,
+  static bool pack_right(Bf16* dst, const Bf16* src, int64_t stride, int depth, int depth_pad,
                          int cols) {
     for (int c = 0; c < cols; c += kPanel, dst += static_cast<int64_t>(depth_pad) * kPanel) {
       for (int k = 0; k < depth_pad; k += 4) {
@@ -74,6 +74,7 @@ struct MatrixBfmmla {
         for (int pair = 0; pair < 4; ++pair) store_8(dst + k * kPanel + 8 * pair, x.pairs[pair]);
       }
     }
+    return has_nonfinite(src, stride, depth, cols);
   }
 
   template <typename T>

@@ -71,15 +71,22 @@ struct MatrixF32 {
   static void pack_left_transposed(float*, int64_t, const T*, int64_t, int, int, int, int) {}
 
   template <typename T>
-  static void pack_right(float* dst, const T* src, int64_t stride, int depth, int depth_pad,
+  static bool pack_right(float* dst, const T* src, int64_t stride, int depth, int depth_pad,
                          int cols) {
+    Vec worst[2] = {zero(), zero()};  // 0 x is 0, or NaN when x is not finite
     for (int k = 0; k < depth_pad; ++k) {
-      for (int c = 0; c < round_up(cols, kPanel); c += kLanes) {
-        float* const panel = dst + static_cast<int64_t>(c / kPanel) * depth_pad * kPanel;
-        store(panel + k * kPanel + c % kPanel,
-              k < depth && c < cols ? load_up_to(src + k * stride + c, cols - c) : zero());
+      float* to = dst + k * kPanel;
+      for (int c = 0; c < cols; c += kPanel, to += static_cast<int64_t>(depth_pad) * kPanel) {
+        for (int half = 0; half < 2; ++half) {
+          const int left = cols - c - half * kLanes;
+          const Vec x =
+              k < depth && left > 0 ? load_up_to(src + k * stride + cols - left, left) : zero();
+          worst[half] = fma(x, zero(), worst[half]);
+          store(to + half * kLanes, x);
+        }
       }
     }
+    return any_nonfinite(worst[0] + worst[1]);
   }
 
   template <typename T>

@@ -126,6 +126,24 @@ FOVEA_INLINE void to_loaded_order(const T*, Vec&, Vec&) {}
 template <typename T>
 FOVEA_INLINE void from_loaded_order(const T*, Vec&, Vec&) {}
 
+// Whether rows x cols elements hold NaN or Inf.
+template <typename T>
+bool has_nonfinite(const T* src, int64_t stride, int rows, int cols) {
+  Vec worst = zero(), worst2 = zero();  // 0 x is 0, or NaN when x is not finite
+  for (int r = 0; r < rows; ++r) {
+    const T* const row = src + r * stride;
+    int d = 0;
+    for (; d + 2 * kLanes <= cols; d += 2 * kLanes) {
+      Vec a, b;
+      load_two(row + d, a, b);
+      worst = fma(a, zero(), worst);
+      worst2 = fma(b, zero(), worst2);
+    }
+    for (; d < cols; d += kLanes) worst = fma(load_up_to(row + d, cols - d), zero(), worst);
+  }
+  return any_nonfinite(worst + worst2);
+}
+
 // Sums of kLanes vectors, one sum per lane.
 FOVEA_INLINE Vec lane_sums(Vec (&r)[kLanes]) {
   transpose_lanes(r);
