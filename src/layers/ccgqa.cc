@@ -169,7 +169,7 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
   }
 
   // u with its rows; or, where it is made again over dqk, which begins at `begin`, also du over it,
-  // with `more` rows.
+  // with `more` rows, if that is not made apart.
   void make_u(int64_t begin, int64_t rows, int64_t more) {
     const int64_t batch = shape.batch, width = qk_width();
     Prologue like = prologue({}, {}, {}, 0);
@@ -181,6 +181,7 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     u_ = memory.forward(dtype, {batch, rows, width});
     memory.again_from(Room::kBackward, begin);
     u_again_ = memory.backward(dtype, {batch, rows, width});
+    if (engine->takes_du_apart(like)) return;
     memory.again_from(Room::kBackward, begin);
     du_ = memory.backward(dtype, {batch, rows + more, width});
   }
@@ -256,6 +257,7 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     p.z = at.at(z_);
     if (o_.convs) p.u = at.at(u_);
     p.makes_u_again = u_again_.made();
+    p.keeps_u = training() && !p.makes_u_again;
     p.mixed = at.at(mixed_);
     p.inverses = at.at(inverses_);
     p.qk = at.at(qk_);

@@ -60,7 +60,10 @@ struct Prologue {
 
   TensorView z;  // [batch, lead + q_len, qk_width + v_width]: q, k, v_now, v_before
   TensorView u;  // [batch, second.taps - 1 + q_len, qk_width]: after the first convolution
-  bool makes_u_again = false;  // in backward, over dqk, for it was not kept; du is then made over u
+  // In backward, over dqk, for it was not kept; du is then made over u, or apart
+  // (LayerEngine::takes_du_apart).
+  bool makes_u_again = false;
+  bool keeps_u = true;  // for backward: forward alone may do without
   // Convolved and coupled, not yet normalised: [batch, q_len, qk_width]. An engine that keeps keys
   // (LayerEngine::keeps_keys) leaves [batch, q_len, v_width] of k alone, and of q's heads
   // [batch, q_len, heads] f32 one over what they were divided by; for no backward, neither.

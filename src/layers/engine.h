@@ -113,6 +113,9 @@ class LayerEngine {
   virtual bool keeps_keys() const = 0;
   // What p.makes_u_again is to be, by p's sizes.
   virtual bool makes_u_again(const Prologue& p) const = 0;
+  // Whether du is to have memory of its own even where u is made again, since it is made while dqk
+  // is still read.
+  virtual bool takes_du_apart(const Prologue&) const { return false; }
   // Whether the rows of z before the first token are made zeros by the prologue itself, if
   // p.begins.
   virtual bool makes_lead(const Prologue&) const { return false; }

@@ -298,6 +298,7 @@ void run_on_device(const Spec& s, Call& call) {
   const layers::cuda::RopeTable rope = rope_of(needs_of(s), memory);
   Call sizes = make_call(s, call.p.z.dtype);
   sizes.p.makes_u_again = s.again;
+  there.p.keeps_u = !s.again;
   OwnedStream stream;
   const auto scratch = [&](Pass pass) {
     const size_t bytes = layers::cuda::prologue_scratch_bytes(sizes.p, rope, pass);

@@ -237,9 +237,14 @@ bool CudaEngine::makes_u_again(const Prologue& p) const {
          p.u.elements() * dtype_bytes(p.u.dtype) >= kManyBytes;
 }
 
+bool CudaEngine::takes_du_apart(const Prologue& p) const {
+  const fovea::cuda::CurrentDevice current(device_);
+  return current.error() == cudaSuccess && cuda::prologue_goes_by_tiles(p, rope_, Pass::kBackward);
+}
+
 bool CudaEngine::makes_lead(const Prologue& p) const {
   const fovea::cuda::CurrentDevice current(device_);
-  return current.error() == cudaSuccess && cuda::prologue_makes_lead(p, rope_);
+  return current.error() == cudaSuccess && cuda::prologue_goes_by_tiles(p, rope_, Pass::kForward);
 }
 
 void CudaEngine::prologue(Run& run, const Prologue& p) const {

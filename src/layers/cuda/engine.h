@@ -45,6 +45,7 @@ class CudaEngine final : public LayerEngine {
   Result<size_t> prologue_bytes(const Prologue& p, Pass pass) const override;
   bool keeps_keys() const override { return true; }
   bool makes_u_again(const Prologue& p) const override;
+  bool takes_du_apart(const Prologue& p) const override;
   bool makes_lead(const Prologue& p) const override;
   void prologue(Run& run, const Prologue& p) const override;
   void prologue_backward(Run& run, Aside& aside, const Prologue& p,

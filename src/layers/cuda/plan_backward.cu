@@ -136,9 +136,9 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
   if (p.mix.norm) after.slopes = cut.floats(int64_t{s.tokens} * p.mix.heads_kv);
   TileBackward& tiles = plan.tiles;
   const int tile_count = s.batch * as_int(ceil_div(s.q_len, kTileTokens));
-  // It reads dqk while it makes du.
-  const bool tiled =
-      scratch != nullptr && !p.makes_u_again && set_tiles(p, s, after.rotation, true, tiles);
+  // It reads dqk while it makes du: that must not lie over u, which lies over dqk.
+  const bool over = p.makes_u_again && g.du.data == p.u.data;
+  const bool tiled = scratch != nullptr && !over && set_tiles(p, s, after.rotation, true, tiles);
   if (g.dtemperature.given()) {
     const int parts = tiled ? tile_count : after.token_blocks;
     const bool shared = p.mix.kind == KeyTemperature::kShared;
@@ -191,6 +191,7 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
       weights = {};
       plan.sums = {};
     }
+    if (p.makes_u_again) set_first(p, s, cut, after.packs, plan.again, plan.heads_again);
     after.token_blocks = 0;
     return plan;
   }

@@ -46,6 +46,7 @@ ForwardPlan plan_forward(const Prologue& p, const RopeTable& rope, std::byte* sc
     plan.tiles.values = before.values;
     if (p.begins) plan.tiles.values.first = 0;
     plan.tiles.coupling = before.coupling;
+    if (!p.keeps_u) plan.tiles.u = {};
     before.token_blocks = 0;
     return plan;
   }

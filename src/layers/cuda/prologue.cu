@@ -35,9 +35,10 @@ size_t prologue_scratch_bytes(const Prologue& p, const RopeTable& rope, Pass pas
   return plan_backward(p, g, rope, nullptr, dense).bytes;
 }
 
-bool prologue_makes_lead(const Prologue& p, const RopeTable& rope) {
-  TileForward tiles;
-  return takes(p) && cut_tiles(p, Sizes(p), Rotation::of(rope, p.mix.positions), false, tiles);
+bool prologue_goes_by_tiles(const Prologue& p, const RopeTable& rope, Pass pass) {
+  Tiled tiles;
+  return takes(p) && cut_tiles(p, Sizes(p), Rotation::of(rope, p.mix.positions),
+                               pass == Pass::kBackward, tiles);
 }
 
 cudaError_t prologue(const Prologue& p, const RopeTable& rope, std::byte* scratch,

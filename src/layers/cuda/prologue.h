@@ -51,8 +51,8 @@ size_t prologue_scratch_bytes(const Prologue& p, const RopeTable& rope, Pass pas
 cudaError_t prologue(const Prologue& p, const RopeTable& rope, std::byte* scratch,
                      cudaStream_t stream);
 
-// As LayerEngine::makes_lead.
-bool prologue_makes_lead(const Prologue& p, const RopeTable& rope);
+// Whether a pass is that of tiles (tile_forward.cuh, tile_backward.cuh).
+bool prologue_goes_by_tiles(const Prologue& p, const RopeTable& rope, Pass pass);
 
 // g.dmixed and g.du need no zeros in the rows before and after those of the tokens. Gradients of
 // weights may come on a side stream, where one is given.

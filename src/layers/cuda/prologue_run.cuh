@@ -201,6 +201,7 @@ cudaError_t run(const BackwardPlan& plan, cudaStream_t stream) {
       add_tiles<T>(to, plan.tiles);
       follow();
       if (to.error() == cudaSuccess) {
+        add_heads<T, false>(beside, plan.heads_again);
         beside.add<tile_gradients_kernel<T>>(blocks_of(plan.tile_gradients.blocks), kSliceThreads,
                                              kSliceSharedBytes, plan.tile_gradients);
         add_gradients<T>(beside, plan.weights);

@@ -193,7 +193,8 @@ __global__ void __launch_bounds__(kTileThreads, 1)
                           : convolve_all<T, kMany>(a, part, s_z, s_u, s_angles, shared, b, first);
     // Rows of u up to the next tile's first, or to the last; blocks that share the tile take turns.
     const int rows = first + kTileTokens < a.q_len ? kTileTokens : a.u_rows - first;
-    over_items(units, ((rows - part + parts - 1) >> a.heads.shift) * eights, [&](int i) {
+    const int stored = a.u.data != nullptr ? (rows - part + parts - 1) >> a.heads.shift : 0;
+    over_items(units, stored * eights, [&](int i) {
       const int n = a.eights(i), r = (n << a.heads.shift) + part, c = (i - n * eights) * 8;
       *reinterpret_cast<uint4*>(a.u.at<T>(b, first + r) + c) =
           *reinterpret_cast<const uint4*>(s_u + r * pitch + c);
