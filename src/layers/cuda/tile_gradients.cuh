@@ -58,64 +58,92 @@ __device__ __forceinline__ void add_slopes(const TileGradients& a) {
   }
 }
 
-// Brings the rows of chunks: 64 of dy and as many of x, a piece of 16 bytes of each to a thread,
-// and the rows of x that taps reach beyond.
+// Brings the rows of a block's chunks, one after the other: 64 of dy and as many of x, a piece of
+// 16 bytes of each to a thread, and the rows of x that taps reach beyond. What every chunk needs is
+// in registers: a gradient's arguments lie where its number says, which takes long to read.
 template <typename T>
-struct ChunkLoader {
-  const TileGradient& a;
-  int row = 0;
-  bool take_dy = false, take_x = false;
-  const T *dy = nullptr, *x = nullptr;
-  uint32_t to = 0;
-
-  __device__ __forceinline__ ChunkLoader(const TileGradient& gradient, int out, int in,
+class ChunkLoader {
+ public:
+  // From `chunk` on, every kSliceBlocks-th.
+  __device__ __forceinline__ ChunkLoader(const TileGradient& a, int out, int in, int chunk,
                                          uint32_t s_stages)
-      : a(gradient), row(threadIdx.x / 4) {
-    const int piece = threadIdx.x % 4 * 8;
-    take_dy = out + piece < a.channels;
-    take_x = in + piece < a.channels;
-    dy = static_cast<const T*>(a.dy.data) + row * a.dy.row + a.first + (take_dy ? out + piece : 0);
-    x = static_cast<const T*>(a.x.data) + row * a.x.row + a.first + (take_x ? in + piece : 0);
-    to = s_stages + (row * kSlicePitch + piece) * 2;
-  }
-  __device__ __forceinline__ void load(int chunk, int stage) const {
+      : a_(a), row_(threadIdx.x / 4), whole_(a.rows / kSliceRows) {
     const RowAt at(chunk, a.chunks_of_member);
-    const int begin = at.r * kSliceRows, left = a.rows - begin - row;
-    const uint32_t there = to + stage * kSliceStageBytes;
-    const bool is_dy = take_dy && left > 0, is_x = take_x && left > 1 - kTileTaps;
-    const T* const from_dy = dy + at.b * a.dy.batch + begin * a.dy.row;
-    const T* const from_x = x + at.b * a.x.batch + begin * a.x.row;
-    ptx::cp_async_16(there, is_dy ? from_dy : dy, is_dy ? 16 : 0);
-    ptx::cp_async_16(there + kSliceRows * kSlicePitch * 2, is_x ? from_x : x, is_x ? 16 : 0);
-    if (row >= kTileTaps - 1) return;
-    const bool is_more = take_x && left > kSliceRows + 1 - kTileTaps;
-    ptx::cp_async_16(there + 2 * kSliceRows * kSlicePitch * 2,
-                     is_more ? from_x + kSliceRows * a.x.row : x, is_more ? 16 : 0);
+    const int begin = at.r * kSliceRows + row_, piece = threadIdx.x % 4 * 8;
+    chunk_ = at.r;
+    chunks_ = static_cast<int>(a.chunks_of_member.by);
+    take_dy_ = out + piece < a.channels;
+    take_x_ = in + piece < a.channels;
+    dy_ = a.dy.at<const T>(at.b, begin) + a.first + (take_dy_ ? out + piece : 0);
+    x_ = a.x.at<const T>(at.b, begin) + a.first + (take_x_ ? in + piece : 0);
+    dy_rows_ = kSliceRows * a.dy.row;
+    x_rows_ = kSliceRows * a.x.row;
+    to_ = s_stages + (row_ * kSlicePitch + piece) * 2;
   }
+
+  // The next, to the stage at `offset`.
+  __device__ __forceinline__ void load(int offset) {
+    chunk_ < whole_ ? bring<true>(to_ + offset) : bring<false>(to_ + offset);
+    dy_ += kSliceBlocks * dy_rows_;
+    x_ += kSliceBlocks * x_rows_;
+    chunk_ += kSliceBlocks;
+    while (chunk_ >= chunks_) {  // on to the next member of the batch
+      chunk_ -= chunks_;
+      dy_ += a_.dy.batch - chunks_ * dy_rows_;
+      x_ += a_.x.batch - chunks_ * x_rows_;
+    }
+  }
+
+ private:
+  // Of a chunk that is not whole the rows that there are, and zeros.
+  template <bool kWhole>
+  __device__ __forceinline__ void bring(uint32_t there) const {
+    const int left = kWhole ? 0 : a_.rows - chunk_ * kSliceRows - row_;
+    const auto piece = [&](int row, bool is, const T* from, const void* any) {
+      ptx::cp_async_16(there + row * kSlicePitch * 2, kWhole || is ? from : any, is ? 16 : 0);
+    };
+    piece(0, take_dy_ && (kWhole || left > 0), dy_, a_.dy.data);
+    piece(kSliceRows, take_x_ && (kWhole || left > 1 - kTileTaps), x_, a_.x.data);
+    if (row_ >= kTileTaps - 1) return;
+    piece(2 * kSliceRows, take_x_ && (kWhole || left > kSliceRows + 1 - kTileTaps), x_ + x_rows_,
+          a_.x.data);
+  }
+
+  const TileGradient& a_;
+  int row_, chunk_, chunks_, whole_;  // the thread's; in the member, of all, of which are whole
+  bool take_dy_, take_x_;
+  const T *dy_, *x_;
+  int64_t dy_rows_, x_rows_;  // from chunk to chunk
+  uint32_t to_;
 };
 
 // 32 outputs by 16 inputs of a warp, over its 16 rows of a chunk.
 template <typename T>
-__device__ __forceinline__ void add_rows(ptx::Fragment (&sum)[kTileTaps][2][2], uint32_t s_stage) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = warp / 2 * 16;
-  const uint32_t s_dy =
-      s_stage + ((row + lane % 8 + lane / 16 * 8) * kSlicePitch + lane / 8 % 2 * 8) * 2;
-  const uint32_t s_x =
-      s_stage + ((kSliceRows + row + lane % 16) * kSlicePitch + warp % 2 * 16 + lane / 16 * 8) * 2;
-  uint32_t a[2][4];
+struct SliceRows {
+  uint32_t s_dy, s_x;  // of the lane, in the first stage
+
+  __device__ __forceinline__ explicit SliceRows(uint32_t s_stages) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = warp / 2 * 16;
+    s_dy = s_stages + ((row + lane % 8 + lane / 16 * 8) * kSlicePitch + lane / 8 % 2 * 8) * 2;
+    s_x = s_stages +
+          ((kSliceRows + row + lane % 16) * kSlicePitch + warp % 2 * 16 + lane / 16 * 8) * 2;
+  }
+  __device__ __forceinline__ void add_to(ptx::Fragment (&sum)[kTileTaps][2][2], int offset) const {
+    uint32_t a[2][4];
 #pragma unroll
-  for (int m = 0; m < 2; ++m) ptx::ldmatrix_x4_trans(a[m], s_dy + m * 32);
+    for (int m = 0; m < 2; ++m) ptx::ldmatrix_x4_trans(a[m], s_dy + offset + m * 32);
 #pragma unroll
-  for (int tap = 0; tap < kTileTaps; ++tap) {
-    uint32_t b[4];
-    ptx::ldmatrix_x4_trans(b, s_x + tap * kSlicePitch * 2);
+    for (int tap = 0; tap < kTileTaps; ++tap) {
+      uint32_t b[4];
+      ptx::ldmatrix_x4_trans(b, s_x + offset + tap * kSlicePitch * 2);
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
-      ptx::mma_m16n8k16<T>(sum[tap][m][0], a[m], b[0], b[1]);
-      ptx::mma_m16n8k16<T>(sum[tap][m][1], a[m], b[2], b[3]);
+      for (int m = 0; m < 2; ++m) {
+        ptx::mma_m16n8k16<T>(sum[tap][m][0], a[m], b[0], b[1]);
+        ptx::mma_m16n8k16<T>(sum[tap][m][1], a[m], b[2], b[3]);
+      }
     }
   }
-}
+};
 
 // The sums of a block's warps to [output][input][tap].
 __device__ __forceinline__ void add_warps(const ptx::Fragment (&sum)[kTileTaps][2][2],
@@ -184,20 +212,25 @@ __global__ void FOVEA_IN_CLUSTERS_OF(8) __launch_bounds__(kSliceThreads, 2)
   const int in = (grouped ? slice : slice % a.across) * kSlice;
 
   const int count = (a.chunks - rank + kSliceBlocks - 1) / kSliceBlocks;
-  const ChunkLoader<T> loader(a, out, in, s_stages);
-  const auto load = [&](int i) {
-    if (i < count) loader.load(rank + i * kSliceBlocks, i % kSliceStages);
+  ChunkLoader<T> loader(a, out, in, rank, s_stages);
+  int to_load = count;
+  const auto load = [&](int offset) {
+    if (to_load-- > 0) loader.load(offset);
     ptx::cp_async_commit();
   };
 #pragma unroll 1
-  for (int i = 0; i < kSliceStages - 1; ++i) load(i);
+  for (int i = 0; i < kSliceStages - 1; ++i) load(i * kSliceStageBytes);
+  const SliceRows<T> rows(s_stages);
   ptx::Fragment sum[kTileTaps][2][2] = {};
+  int offset = 0, before = (kSliceStages - 1) * kSliceStageBytes;  // of stages
 #pragma unroll 1
   for (int i = 0; i < count; ++i) {
     ptx::cp_async_wait<kSliceStages - 2>();
     __syncthreads();
-    load(i + kSliceStages - 1);
-    add_rows<T>(sum, s_stages + i % kSliceStages * kSliceStageBytes);
+    load(before);
+    rows.add_to(sum, offset);
+    before = offset;
+    offset = offset + kSliceStageBytes == kSliceSharedBytes ? 0 : offset + kSliceStageBytes;
   }
   ptx::cp_async_wait<0>();
   __syncthreads();
