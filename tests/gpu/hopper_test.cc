@@ -89,7 +89,9 @@ TEST_F(Hopper, SmallHeads) {
           "hq=2 q=301 kv=511", "hq=2 q=700 kv=257", "b=3 hq=2 hkv=1 q=256 kv=512"}) {
       for (const char* rest :
            {"mask=none", "mask=causal", "mask=window:70:9", "mask=window:inf:40 sink",
-            "keylens mask=causal", "dlse mask=causal", "scale=0.7", "pad=1", "order=bshd pad=8"}) {
+            "keylens mask=causal", "dlse mask=causal", "scale=0.7", "pad=1", "order=bshd pad=8",
+            "scale=0.6931471805599453 keylens mask=window:70:9",
+            "scale=0.6931471805599453 data=large_logits mask=causal"}) {
         expect_accurate(
             engines, std::string(heads) + " d=32 pass=fwd,bwd " + rest + " dtype=" + dtype, kCost);
         if (HasFatalFailure()) return;

@@ -12,9 +12,14 @@ using harness::CaseTensors;
 
 class Locality : public EveryEngine {};
 
-// Head dims 16 and 32 have kernels of their own.
-const char* const kKinds[] = {"d=16 dtype=bf16",     "d=16 dtype=f16",  "d=16 dtype=f32",
-                              "d=16 dtype=f32 tf32", "d=32 dtype=bf16", "d=32 dtype=f16"};
+// Head dims 16 and 32 have kernels of their own, the latter also for a scale of ln 2.
+const char* const kKinds[] = {"d=16 dtype=bf16",
+                              "d=16 dtype=f16",
+                              "d=16 dtype=f32",
+                              "d=16 dtype=f32 tf32",
+                              "d=32 dtype=bf16",
+                              "d=32 dtype=f16",
+                              "d=32 scale=0.6931471805599453 dtype=bf16"};
 constexpr int64_t kLength = 96, kBad = 37, kWindow = 11;
 
 // Rows of one head and batch member whose every value is NaN, and rows that hold any.

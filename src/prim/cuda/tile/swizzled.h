@@ -71,6 +71,11 @@ FOVEA_HOST_DEVICE constexpr uint64_t plain_descriptor(uint32_t address) {
   return (kStride >> 4 << 32) | ((address & 0x3ffff) >> 4);
 }
 
+// Eight such rows, read again and again.
+FOVEA_HOST_DEVICE constexpr uint64_t same_rows_descriptor(uint32_t address) {
+  return (address & 0x3ffff) >> 4;
+}
+
 // What is added to a descriptor to move it on by bytes.
 FOVEA_HOST_DEVICE constexpr uint64_t descriptor_step(int bytes) {
   return static_cast<uint64_t>(bytes >> 4);

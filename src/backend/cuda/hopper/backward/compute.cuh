@@ -15,7 +15,9 @@
 
 namespace fovea::cuda::hopper {
 
-template <typename Shape>
+// kExponents: products q . k are exponents of 2 but for lse, which their sums go on with as those
+// of dout . v do with delta.
+template <typename Shape, bool kExponents>
 class KeyGroup {
   using T = typename Shape::Element;
   using S = BackwardShared<Shape>;
@@ -40,11 +42,12 @@ class KeyGroup {
         ds_(s.ds_ring),
         d_q_(tile::narrow_descriptor(ptx::shared_address(s.q[0]))),
         d_delta_(tile::plain_descriptor(ptx::shared_address(s.delta[0]))),
+        d_ones_(tile::same_rows_descriptor(ptx::shared_address(s.ones))),
         d_ds_(tile::matrix_descriptor(ptx::shared_address(s.ds[0]) + group * S::TileDs::kPanelBytes,
                                       16)),
         ds_at_(ptx::shared_address(s.ds[0]) +
                S::TileDs::offset(group * kC.group_keys() + warp() * 16 + lane() % 16, lane() / 16)),
-        lse_at_(ptx::shared_address(s.lse2[0]) + lane() % 4 * 8) {}
+        lse_at_(ptx::shared_address(s.minus_lse[0]) + lane() % 4 * 8) {}
 
   __device__ __forceinline__ void run() {
 #pragma unroll
@@ -58,10 +61,14 @@ class KeyGroup {
 
  private:
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+  // Where scores are exponents uniform registers run short, and others do not.
+  __device__ __forceinline__ int group() const {
+    return kExponents ? threadIdx.x / kWarpgroup : group_;
+  }
   static __device__ __forceinline__ int warp() { return threadIdx.x % kWarpgroup / 32; }
   // The lane's first key of a tile; the other is 8 further on.
   __device__ __forceinline__ int key_in_block(int m) const {
-    return group_ * kC.group_keys() + m * kKeyRows + warp() * 16 + lane() / 4;
+    return group() * kC.group_keys() + m * kKeyRows + warp() * 16 + lane() / 4;
   }
 
   // K and V as left operands. Past the last key there is what nobody sees: the last one again.
@@ -106,7 +113,7 @@ class KeyGroup {
       bool whole[kM];
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
-        const int2 clear = s_.work.clear_of[group_ * kM + m];
+        const int2 clear = s_.work.clear_of[group() * kM + m];
         whole[m] = at.row >= clear.x && at.row + kRows <= clear.y;
       }
       // Every cell weighs scores that are there, while those of the next and sums of the cell
@@ -188,12 +195,13 @@ class KeyGroup {
     return tile::descriptor_step(cell / kM * kCellRows * tile::kNarrowRowBytes);
   }
   static constexpr uint64_t kDout = tile::descriptor_step(S::kDoutAfterQ);
-  static constexpr uint64_t kOnes = tile::descriptor_step(sizeof(S::delta));
+  static constexpr uint64_t kLse = tile::descriptor_step(sizeof(S::delta));
 
   // What is known of the lane's queries, the columns of its fragments: on its way before it is
   // waited for.
   __device__ __forceinline__ void load_lse(int stage, int chunk) {
-    const uint32_t from = lse_at_ + (stage * kRows + chunk * kCellRows) * 4;
+    if constexpr (kExponents) return;
+    const uint32_t from = lse_at_ + stage * kRows * 16 + chunk * kCellRows * 4;
 #pragma unroll
     for (int j = 0; j < 4; ++j) lse2_[j] = tile::load_float2(from + j * 32);
   }
@@ -214,13 +222,16 @@ class KeyGroup {
     for (int d = 1; d < kD; ++d) {
       ptx::wgmma_rs_rows<T, false>(scores, k_[m][d], q + tile::descriptor_step(d * 32));
     }
+    const uint64_t parts = deltas + tile::descriptor_step(cell / kM * kCellRows * 16);
+    if constexpr (kExponents) {
+      ptx::wgmma_ss_rows<__nv_bfloat16, false>(scores, d_ones_, parts + kLse);
+    }
     ptx::wgmma_rs_rows<T, true>(products, v_[m][0], dout);
 #pragma unroll
     for (int d = 1; d < kD; ++d) {
       ptx::wgmma_rs_rows<T, false>(products, v_[m][d], dout + tile::descriptor_step(d * 32));
     }
-    ptx::wgmma_ss_rows<__nv_bfloat16, false>(
-        products, d_delta_ + kOnes, deltas + tile::descriptor_step(cell / kM * kCellRows * 16));
+    ptx::wgmma_ss_rows<__nv_bfloat16, false>(products, d_ones_, parts);
   }
 
   // From scores to weights, and from products dout . v - delta to gradients of scores.
@@ -241,8 +252,9 @@ class KeyGroup {
 #pragma unroll
     for (int x = 0; x < 16; ++x) {
       const float2 lse2 = lse2_[x / 4];
-      const Gradient g =
-          plain_gradient_of(a_.p, scores[x], products[x], x % 2 == 0 ? lse2.x : lse2.y);
+      const Gradient g = kExponents ? gradient_at(scores[x], products[x])
+                                    : plain_gradient_of(a_.p, scores[x], products[x],
+                                                        x % 2 == 0 ? lse2.x : lse2.y);
       const int i = x / 2 % 2;
       const bool seen = !kMasked || static_cast<uint32_t>(from[i] + x / 4 * 8 + x % 2) <
                                         static_cast<uint32_t>(seeing[i]);
@@ -301,7 +313,7 @@ class KeyGroup {
   // Adds this warp's 16 rows of a stage's dq, where they exist.
   __device__ __forceinline__ void add_dq(const float (&dq)[kSums],
                                          const WalkedTile<Shape>& at) const {
-    const int row = at.row + group_ * kKeyRows + warp() * 16, rows = s_.work.place.s.q_len;
+    const int row = at.row + group() * kKeyRows + warp() * 16, rows = s_.work.place.s.q_len;
     if (row >= rows) return;
     add_to_sums<kDim>(a_.dq_sum, s_.work.sum_row + at.head * rows + row, 0, fragments(dq));
   }
@@ -316,7 +328,7 @@ class KeyGroup {
     const Place& place = s_.work.place;
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
-      const int first = place.key_begin + group_ * kC.group_keys() + m * kKeyRows + warp() * 16;
+      const int first = place.key_begin + group() * kC.group_keys() + m * kKeyRows + warp() * 16;
       if (a_.row_parts > 1) {
         if (first >= a_.p.kv_len) continue;
         const int64_t at = key_sum_row(a_.p, place) + first;
@@ -338,8 +350,8 @@ class KeyGroup {
   const int group_;
   const tile::NumberedRing<kC.stages> rows_;
   const tile::NumberedRing<S::kScoreStages> ds_;
-  const uint64_t d_q_, d_delta_, d_ds_;  // descriptors of the first stages
-  const uint32_t ds_at_, lse_at_;        // of this lane
+  const uint64_t d_q_, d_delta_, d_ones_, d_ds_;  // descriptors of the first stages
+  const uint32_t ds_at_, lse_at_;                 // of this lane
   uint32_t k_[kM][kD][4], v_[kM][kD][4];
   float dk_[kM][kSums], dv_[kM][kSums], dq_[kSums];
   float scores_[2][16], products_[2][16];  // of two cells

@@ -25,6 +25,10 @@ struct BackwardConfig {
 // Registers of a thread, after the warpgroup that loads has given its own away.
 inline constexpr int kLoaderRegisters = 24, kComputerRegisters = 240;
 
+// Threads of that warpgroup that load. Where products are exponents but for lse there is more for
+// them to work out; elsewhere a warp is in time, and more of them are in the others' way.
+constexpr int loaders(bool exponents) { return exponents ? kWarpgroup : 32; }
+
 template <typename T, int kDim, int kWarpgroups, int kKeyTiles, int kStages>
 struct BackwardShape {
   using Element = T;

@@ -32,7 +32,8 @@ __device__ __forceinline__ void load_finite_keys(const cuda::BackwardArguments& 
   ptx::fence_async_shared();
 }
 
-// Three ones of bf16 a row, which parts of delta are multiplied by; wgmma sees them with the keys.
+// Three ones of bf16 a row, which parts of delta and lse are multiplied by; wgmma sees them with
+// the keys.
 template <typename Shape>
 __device__ __forceinline__ void put_ones(BackwardShared<Shape>& s) {
   constexpr uint32_t kOne = 0x3f80;
@@ -51,7 +52,7 @@ __device__ __forceinline__ void find_seeing_rows(const Problem& p, BackwardShare
   }
 }
 
-template <typename Shape>
+template <typename Shape, bool kExponents>
 __global__ void __launch_bounds__(Shape::kConfig.threads(), 1)
     backward_kernel(const __grid_constant__ BackwardArguments arguments) {
   constexpr BackwardConfig kC = Shape::kConfig;
@@ -59,7 +60,7 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1)
   auto& shared = *reinterpret_cast<BackwardShared<Shape>*>(memory);
   ptx::wait_for_earlier_kernels();
   if (threadIdx.x == 0) {
-    shared.init();
+    shared.init(loaders(kExponents));
     shared.work.find(arguments.a);
   }
   __syncthreads();
@@ -67,14 +68,16 @@ __global__ void __launch_bounds__(Shape::kConfig.threads(), 1)
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);
   if (warpgroup == kC.warpgroups) {
     ptx::give_registers<kLoaderRegisters>();
-    if (threadIdx.x < kC.computing_threads() + 32) RowLoader<Shape>(arguments, shared).run();
+    if (threadIdx.x < kC.computing_threads() + loaders(kExponents)) {
+      RowLoader<Shape, kExponents>(arguments, shared).run();
+    }
   } else {
     ptx::take_registers<kComputerRegisters>();
     put_ones<Shape>(shared);
     load_finite_keys<Shape>(arguments.a, shared);
     find_seeing_rows<Shape>(arguments.a.p, shared);
     ptx::barrier_sync(kKeysBarrier, kC.computing_threads());
-    KeyGroup<Shape>(arguments.a, shared, warpgroup).run();
+    KeyGroup<Shape, kExponents>(arguments.a, shared, warpgroup).run();
   }
 }
 

@@ -90,12 +90,17 @@ struct BackwardShared {
   unsigned char dout[kC.stages][TileQ::kBytes];
   unsigned char k[TileK::kBytes];  // finite
   static constexpr int kDoutAfterQ = kC.stages * TileQ::kBytes, kKeysAfterQ = 2 * kDoutAfterQ;
-  float lse2[kC.stages][kC.rows()];
   // -delta in parts, which their product with ones adds to dout . v.
   alignas(tile::kTileAlignment) uint4 delta[kC.stages][kC.rows()];
-  uint4 ones[64];
+  // The same of -lse2 where scores are exponents; else lse2 itself, as floats.
+  uint4 minus_lse[kC.stages][kC.rows()];
+  uint4 ones[8];  // eight rows, all there are
 
-  tile::RingBarriers<kC.stages> rows_ring;   // the loading warp fills, every computing one frees
+  __device__ __forceinline__ float* lse2(int stage) {
+    return reinterpret_cast<float*>(minus_lse[stage]);
+  }
+
+  tile::RingBarriers<kC.stages> rows_ring;   // the loading warps fill, every computing one frees
   tile::RingBarriers<kScoreStages> ds_ring;  // every computing warp fills and frees
   uint64_t landed;                           // rows that are looked at before others get them
   KeyWork<Shape> work;
@@ -111,12 +116,11 @@ struct BackwardShared {
   }
 
   static constexpr int kWarps = 4 * kC.warpgroups;
-  // A lane's and, of the first, the boxes.
-  static constexpr int kLoadArrivals = 32 + 1;
-  __device__ __forceinline__ void init() {
-    rows_ring.init(kWarps, kLoadArrivals);
+  // Of so many threads that load; the first arrives once more, for the boxes.
+  __device__ __forceinline__ void init(int loaders) {
+    rows_ring.init(kWarps, loaders + 1);
     ds_ring.init(kWarps, kWarps);
-    ptx::mbarrier_init(ptx::shared_address(&landed), kLoadArrivals);
+    ptx::mbarrier_init(ptx::shared_address(&landed), loaders + 1);
     ptx::mbarrier_init_fence();
   }
 };
