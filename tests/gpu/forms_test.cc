@@ -81,6 +81,21 @@ TEST_F(Forms, LogitBoundOfManyRows) {
   }
 }
 
+// So many rows that on a GPU as small as that backward takes them in larger tiles; and a few less.
+TEST_F(Forms, ManyRowsOfSmallHeads) {
+  const Engine small = {"portable", "", Device::cuda(0), "1"};
+  for (const char* dtype : {"bf16", "f16"}) {
+    for (const char* shape :
+         {"hq=4 hkv=2 q=8200 kv=300", "hq=2 q=9000 kv=520", "b=2 hq=3 hkv=1 q=8256 kv=257",
+          "b=2 hq=4 hkv=2 q=8300 kv=400 varlen", "b=2 hq=3 hkv=1 q=8191 kv=257"}) {
+      for (const char* extra : {"", "mask=causal", "mask=window:200:9", "pad=1 dlse"}) {
+        expect_accurate(
+            {small}, std::string(shape) + " d=16 pass=fwd,bwd " + extra + " dtype=" + dtype, 1e7);
+      }
+    }
+  }
+}
+
 TEST_F(Forms, StridesAndPadding) {
   for (const char* dtype : kDTypes) {
     for (const char* layout : {"order=bshd", "order=bhsd pad=8", "order=bshd pad=1",

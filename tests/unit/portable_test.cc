@@ -61,5 +61,24 @@ TEST_F(PortableChoice, Tf32IsNothingToHalves) {
   EXPECT_EQ(kernel().first, "portable/bf16/d128");
 }
 
+// Larger stages of many rows, where two blocks to a multiprocessor still have the memory for them.
+TEST_F(PortableChoice, ManyRowsOfSmallHeadsComeInLongTiles) {
+  problem_.dtype = DType::kBf16;
+  problem_.head_q = 8;
+  problem_.head_kv = 2;
+  problem_.dim_qk = problem_.dim_v = 16;
+  problem_.mask = Mask::causal();
+  const auto long_tiles = [&](int64_t len, int shared_bytes) {
+    problem_.q_len = problem_.kv_len = len;
+    gpu_.gpu = {"NVIDIA H200", 90, 132, shared_bytes, 50 << 20, int64_t{141} << 30};
+    return kernel().second.find("128 at a time") != std::string::npos;
+  };
+  EXPECT_TRUE(long_tiles(16384, 232448));
+  EXPECT_FALSE(long_tiles(16384, 166912));
+  EXPECT_FALSE(long_tiles(4096, 232448));
+  problem_.dim_qk = problem_.dim_v = 32;
+  EXPECT_FALSE(long_tiles(16384, 232448));
+}
+
 }  // namespace
 }  // namespace fovea

@@ -68,7 +68,9 @@ std::string PortableKernel::describe() const {
           : backward_cut_.one_pass
               ? "one pass over tiles of " + text(one_pass_.key_tile()) + " keys, their rows in " +
                     text(backward_cut_.row_parts) +
-                    (backward_cut_.row_parts == 1 ? " part" : " parts")
+                    (backward_cut_.row_parts == 1 ? " part" : " parts") +
+                    (backward_cut_.long_tiles ? ", " + text(one_pass_.long_tile_q) + " at a time"
+                                              : "")
               : "dk, dv by tiles of " + text(backward_.config.key_tile()) +
                     " keys, dq by tiles of " + text(backward_.config.row_tile()) + " rows");
 }

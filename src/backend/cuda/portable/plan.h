@@ -29,6 +29,7 @@ struct BackwardCut {
   bool one_pass = false;
   int64_t row_parts = 1;  // that the rows of a tile of keys are cut into
   bool first_keys_first = false;
+  bool long_tiles = false;  // of rows
   int64_t query_sum_rows = 0, key_sum_rows = 0;
   bool one_launch = false;  // of a call whose tensors suit it
 };

@@ -26,6 +26,7 @@ struct BackwardArguments {
   float *dq_sum, *dk_sum, *dv_sum;
   int64_t sum_floats;  // of all three together, from dq_sum on
   int row_parts;
+  bool long_tiles;  // of rows, which a kernel of small heads has
   // Of row_parts, batch * head_kv, head_kv, q_len, head_q, group.
   Divider of_parts, of_heads, of_head_kv, of_q_len, of_head_q, of_group;
   bool first_keys_first;  // tiles of keys in their order over all heads, not head by head

@@ -30,6 +30,7 @@ struct BackwardConfig {
   int of_sums, of_part;
   bool small_heads;     // keys: the pass that does all is the one of small heads
   bool dq_of_products;  // ... in which the warps' shares of dQ meet, not their gradients of scores
+  int long_tile_q;      // ... and which has larger stages for many rows; 0: it has none
   Terms terms;
 
   static constexpr int kStages = 2;
@@ -37,6 +38,11 @@ struct BackwardConfig {
   static constexpr int kSumThreads = 256;  // that round them
 
   constexpr bool one_pass() const { return dq_row_warps > 0; }
+  constexpr BackwardConfig of_long_tiles() const {
+    BackwardConfig c = *this;
+    c.key_tile_q = long_tile_q;
+    return c;
+  }
   // One term alone, for which the pass that does all has kernels of its own.
   constexpr bool one_term() const { return is_one_term(terms); }
   // Words of a query row in shared memory: lse2, delta, what it sees, and what its term needs.
@@ -141,7 +147,10 @@ constexpr BackwardConfig one_pass_config(Products products, int dim_qk, int dim_
   if (dim_qk <= 32 && dim_v == dim_qk && terms == Terms::kNone) {
     c.small_heads = c.keys_in_registers = true;
     c.dq_of_products = dim_qk == 16;
-    if (dim_qk == 16) c.key_m_tiles = 4;
+    if (dim_qk == 16) {
+      c.key_m_tiles = 4;
+      c.long_tile_q = 128;
+    }
     c.key_blocks = 2;
     return c;
   }
@@ -176,6 +185,12 @@ struct BackwardShape {
   // Of one term alone there is but the one pass.
   static_assert(kConfig.one_term() || (kConfig.key_shared_bytes() <= kLeastSharedBytes &&
                                        kConfig.row_shared_bytes() <= kLeastSharedBytes));
+};
+
+// The same with the larger stages of many rows.
+template <typename Shape>
+struct LongTiles : Shape {
+  static constexpr BackwardConfig kOnePass = Shape::kOnePass.of_long_tiles();
 };
 
 }  // namespace fovea::cuda

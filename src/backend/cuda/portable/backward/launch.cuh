@@ -65,7 +65,11 @@ cudaError_t launch_backward(const BackwardArguments& a, cudaStream_t stream) {
   if (a.dq_sum != nullptr) {
     if constexpr (Shape::kOnePass.one_pass()) {
       if constexpr (Shape::kOnePass.small_heads) {
-        keys(Kernel<backward_small_keys_kernel<Shape>>{}, Shape::kOnePass);
+        if constexpr (Shape::kOnePass.long_tile_q > 0) {
+          using Long = LongTiles<Shape>;
+          if (a.long_tiles) keys(Kernel<backward_small_keys_kernel<Long>>{}, Long::kOnePass);
+        }
+        if (!a.long_tiles) keys(Kernel<backward_small_keys_kernel<Shape>>{}, Shape::kOnePass);
       } else {
         keys(Kernel<backward_keys_kernel<Shape, static_cast<int>(KeySums::kAll)>>{},
              Shape::kOnePass);
