@@ -389,7 +389,7 @@ class ForwardBlock {
     } else if constexpr (kOneGo) {
       computed().cap_and_weigh(softmax_, scores);
     } else {
-      constexpr int kMixed = kC.width == Width::kCrowded ? (kExponents ? 8 : 16) : 0;
+      constexpr int kMixed = kC.width == Width::kCrowded ? (kExponents ? 3 : 1) : 0;
       softmax_.template weigh<kMixed, kExponents>(scores, to_log2);
     }
     if constexpr (kAnyTerms) {

@@ -52,7 +52,7 @@ struct RunningSoftmax {
   }
 
   // Weights by the reference as it is. Without a look the caller has to ask in_range at the end.
-  // kMixed: one of so many, 8 or 16, by multiply-adds, for kernels that wait for special functions.
+  // kMixed: so many of sixteen by multiply-adds, for kernels that wait for special functions.
   // kExponents: scores are in log2 units, and the reference is 0.
   template <int kMixed = 0, bool kExponents = false, int kNTiles>
   __device__ __forceinline__ void weigh(ptx::Fragment (&scores)[kMTiles][kNTiles], float to_log2) {
@@ -69,7 +69,6 @@ struct RunningSoftmax {
   template <int kMixed = 0, int kNTiles, typename Exponent>
   __device__ __forceinline__ void weigh_tile(int m, ptx::Fragment (&scores)[kNTiles],
                                              Exponent exponent) {
-    constexpr int kPeriod = kMixed > 0 ? kMixed / 4 : 1;  // of fragments with one such weight
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int r = 2 * m + half;
@@ -80,8 +79,7 @@ struct RunningSoftmax {
 #pragma unroll
         for (int x = 2 * half; x < 2 * half + 2; ++x) {
           const float y = exponent(4 * n + x, scores[n][x], minus_base);
-          const bool cubic = kMixed > 0 && x == 3 && (n + 1) % kPeriod == 0;
-          const float p = cubic ? ptx::exp2_cubic(y) : ptx::exp2_approx(y);
+          const float p = is_mixed<kMixed>(n % 4, x) ? ptx::exp2_cubic(y) : ptx::exp2_approx(y);
           scores[n][x] = p;
           if constexpr (kMixed == 0) {
             sum[r] += p;
@@ -93,6 +91,14 @@ struct RunningSoftmax {
         }
       }
     }
+  }
+
+  // Which value of which of four fragments: apart from each other, or the time is lost again.
+  template <int kMixed>
+  static constexpr bool is_mixed(int n, int x) {
+    static_assert(kMixed == 0 || kMixed == 1 || kMixed == 3);
+    if (kMixed == 3) return x == 3 ? n % 2 == 0 : x == 1 && n == 1;
+    return kMixed == 1 && x == 3 && n == 3;
   }
 
   // Whether row r's weights were not too large for its reference, which is one of its scores; nor
