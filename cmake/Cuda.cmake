@@ -23,14 +23,18 @@ if(FOVEA_CUDA STREQUAL "AUTO" OR FOVEA_CUDA)
 endif()
 message(STATUS "fovea: CUDA engines ${fovea_with_cuda}")
 
-# How the library's CUDA files are compiled.
+# How the library's CUDA files are compiled. Operators and implicit conversions of 16-bit types are not used, and take
+# every file time to read.
 function(fovea_compile_cuda library)
   target_include_directories(${library} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include
                                                 ${CUDAToolkit_INCLUDE_DIRS})
   # CMake before 3.25.2 does not know how nvcc 13 is asked for C++20.
   set_target_properties(${library} PROPERTIES CUDA_STANDARD_REQUIRED OFF)
   target_compile_options(${library} PRIVATE
-    $<$<COMPILE_LANGUAGE:CUDA>:--std=c++20 --expt-relaxed-constexpr $<$<BOOL:${FOVEA_CUDA_LINEINFO}>:-lineinfo>
+    $<$<COMPILE_LANGUAGE:CUDA>:-D__CUDA_NO_HALF_OPERATORS__ -D__CUDA_NO_HALF_CONVERSIONS__
+                               -D__CUDA_NO_HALF2_OPERATORS__ -D__CUDA_NO_BFLOAT16_OPERATORS__
+                               -D__CUDA_NO_BFLOAT16_CONVERSIONS__ -D__CUDA_NO_BFLOAT162_OPERATORS__
+                               --std=c++20 --expt-relaxed-constexpr $<$<BOOL:${FOVEA_CUDA_LINEINFO}>:-lineinfo>
                                -Xptxas=--warn-on-spills,--warning-as-error>
     $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wno-restrict>)
 endfunction()
