@@ -46,21 +46,29 @@ __device__ __forceinline__ void add_weighted_rows_exactly(ptx::Fragment (&sum)[k
                                                           uint32_t s_b, int row_b, bool dirty) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int k = 0; k < 8 * kK; ++k) {
-    float w[2 * kM];  // of depth k: held by one of the four lanes that share a row
+  for (int k = 0; k < kK; ++k) {
+    // Each of the four lanes that share a row holds two neighbouring columns of every eight. Not
+    // unrolled where the code of two is long: it takes time to compile, and to fetch.
+#pragma unroll kN> 8 ? 1 : 4
+    for (int holder = 0; holder < 4; ++holder) {
 #pragma unroll
-    for (int r = 0; r < 2 * kM; ++r) {
-      w[r] = __shfl_sync(0xffffffffu, weights[r / 2][k / 8][r % 2 * 2 + k % 2],
-                         (lane & ~3) + k % 8 / 2);
-    }
+      for (int y = 0; y < 2; ++y) {
+        float w[2 * kM];
 #pragma unroll
-    for (int n = 0; n < kN; ++n) {
-      float2 b = load_float2(s_b + TileB::offset(row_b + k, 2 * n) + lane % 4 * 8);
-      if (dirty) b = {finite(b.x), finite(b.y)};
+        for (int r = 0; r < 2 * kM; ++r) {
+          w[r] = __shfl_sync(0xffffffffu, weights[r / 2][k][r % 2 * 2 + y], (lane & ~3) + holder);
+        }
+        const int row = row_b + k * 8 + holder * 2 + y;
 #pragma unroll
-      for (int r = 0; r < 2 * kM; ++r) {
-        sum[r / 2][n][r % 2 * 2] = fmaf(w[r], b.x, sum[r / 2][n][r % 2 * 2]);
-        sum[r / 2][n][r % 2 * 2 + 1] = fmaf(w[r], b.y, sum[r / 2][n][r % 2 * 2 + 1]);
+        for (int n = 0; n < kN; ++n) {
+          float2 b = load_float2(s_b + TileB::offset(row, 2 * n) + lane % 4 * 8);
+          if (dirty) b = {finite(b.x), finite(b.y)};
+#pragma unroll
+          for (int r = 0; r < 2 * kM; ++r) {
+            sum[r / 2][n][r % 2 * 2] = fmaf(w[r], b.x, sum[r / 2][n][r % 2 * 2]);
+            sum[r / 2][n][r % 2 * 2 + 1] = fmaf(w[r], b.y, sum[r / 2][n][r % 2 * 2 + 1]);
+          }
+        }
       }
     }
   }

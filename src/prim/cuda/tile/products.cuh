@@ -230,14 +230,15 @@ __device__ __forceinline__ void add_rows_by_rows(ptx::Fragment (&sum)[kM][kN], u
 }
 
 // sum[m] += columns col_a + 16 m .. of A as rows, times columns col_b .. of B: the depth is the
-// rows of both. kClean: values of B that are not finite are left out.
+// rows of both. kClean: values of B that are not finite are left out, which is seldom: it need not
+// be fast, and its code is short.
 template <typename T, bool kClean, typename TileA, typename TileB, int kM, int kN>
 __device__ __forceinline__ void add_columns_by_rows(ptx::Fragment (&sum)[kM][kN], uint32_t s_a,
                                                     int col_a, uint32_t s_b, int col_b) {
   static_assert(sizeof(T) == 2 && TileA::kRows == TileB::kRows);
   const auto a_at = TileA::Lane::columns_first();
   const auto b_at = TileB::Lane::rows_first();
-#pragma unroll
+#pragma unroll kClean ? 1 : TileA::kRows / 16
   for (int k = 0; k < TileA::kRows; k += 16) {
     uint32_t a[kM][4];
 #pragma unroll
