@@ -27,6 +27,11 @@ struct LayerShape {
   int64_t kv_len = 0;  // MultiHeadAttention: tokens of key and value; 0: q_len
   LayerUse use = LayerUse::kInference;
   bool masked = false;  // calls bring a mask
+  // Results lend their memory: until it is written, a result may hold what would lie in the
+  // workspace, which is smaller for it. Then all of a call's results, gradients too, must be given,
+  // contiguous, aligned like a workspace, and overlap no other tensor. `saved` is the same either
+  // way.
+  bool lends = false;
 };
 
 // Keys and values of the tokens so far. What each layer keeps is its own affair (docs/layers.md);

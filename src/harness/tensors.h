@@ -34,7 +34,7 @@ class GuardedBuffer {
   std::byte* block() const { return block_.get(); }
   size_t block_bytes() const;
 
-  static constexpr size_t kGuardBytes = 64;
+  static constexpr size_t kGuardBytes = 256;  // so that copies on a GPU are aligned as usual there
   static constexpr std::byte kCanary{0xA5};
 
  private:

@@ -17,7 +17,8 @@ TensorView score_mask(const TensorView& mask) {
 }  // namespace
 
 Result<Attend> Attend::make(AttentionProblem problem, Position position, const LayerShape& shape,
-                            Device device, const PlanOptions& options, MemoryPlan& memory) {
+                            Device device, const PlanOptions& options, const AttendLives& lives,
+                            MemoryPlan& memory) {
   const DType wide = problem.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   const bool cached = shape.use == LayerUse::kCached, alibi = position == Position::kAlibi;
   if (shape.masked) problem.features = problem.features | Feature::kBoolMask;
@@ -30,13 +31,15 @@ Result<Attend> Attend::make(AttentionProblem problem, Position position, const L
   if (shape.use == LayerUse::kTraining) {
     attend.lse_ = memory.saved(wide, {problem.batch, problem.head_q, problem.q_len});
   }
-  if (cached) attend.lengths_ = memory.forward(DType::kI32, {problem.batch});
+  if (cached) attend.lengths_ = memory.forward(DType::kI32, {problem.batch}, lives.forward);
   if (alibi) {
-    attend.slopes_[0] = memory.forward(wide, {problem.head_q});
-    attend.slopes_[1] = memory.backward(wide, {problem.head_q});
+    attend.slopes_[0] = memory.forward(wide, {problem.head_q}, lives.forward);
+    attend.slopes_[1] = memory.backward(wide, {problem.head_q}, lives.backward);
   }
-  attend.forward_work_ = memory.forward_bytes(plan->workspace_bytes(Pass::kForward));
-  attend.backward_work_ = memory.backward_bytes(plan->workspace_bytes(Pass::kBackward));
+  attend.forward_work_ =
+      memory.forward_bytes({plan->workspace_bytes(Pass::kForward), lives.forward});
+  attend.backward_work_ =
+      memory.backward_bytes({plan->workspace_bytes(Pass::kBackward), lives.backward});
   return attend;
 }
 
@@ -65,9 +68,8 @@ void Attend::forward(Run& run, const LayerEngine& engine, const Memory& memory,
     tensors.key_lengths = memory.at(lengths_);
     engine.fill_lengths(run, filled, tensors.key_lengths);
   }
-  run.note(plan_->forward(tensors,
-                          {memory.bytes_at(forward_work_), plan_->workspace_bytes(Pass::kForward)},
-                          run.stream));
+  const Scratch work = memory.scratch_at(forward_work_);
+  run.note(plan_->forward(tensors, {work.data, work.bytes}, run.stream));
 }
 
 void Attend::backward(Run& run, const LayerEngine& engine, const Memory& memory,
@@ -83,9 +85,8 @@ void Attend::backward(Run& run, const LayerEngine& engine, const Memory& memory,
   tensors.dq = g.dq;
   tensors.dk = g.dk;
   tensors.dv = g.dv;
-  run.note(plan_->backward(
-      tensors, {memory.bytes_at(backward_work_), plan_->workspace_bytes(Pass::kBackward)},
-      run.stream));
+  const Scratch work = memory.scratch_at(backward_work_);
+  run.note(plan_->backward(tensors, {work.data, work.bytes}, run.stream));
 }
 
 }  // namespace fovea::layers

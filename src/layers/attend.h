@@ -14,12 +14,18 @@ struct AttendGradients {
   TensorView dout, dq, dk, dv;
 };
 
+// When the operator works in either pass of a layer.
+struct AttendLives {
+  Life forward, backward;
+};
+
 class Attend {
  public:
   // The problem without features: they follow from the rest. kCached: kv_len is the cache's room,
   // and how much of it is filled comes with each call.
   static Result<Attend> make(AttentionProblem problem, Position position, const LayerShape& shape,
-                             Device device, const PlanOptions& options, MemoryPlan& memory);
+                             Device device, const PlanOptions& options, const AttendLives& lives,
+                             MemoryPlan& memory);
 
   const Plan& plan() const { return *plan_; }
 

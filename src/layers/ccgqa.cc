@@ -5,12 +5,15 @@
 
 #include "api/guard.h"
 #include "base/refusal.h"
+#include "layers/ccgqa_scratch.h"
 #include "layers/ccgqa_weights.h"
-#include "layers/layer.h"
 
 namespace fovea {
 namespace layers {
 namespace {
+
+namespace forth = ccgqa_forward;
+namespace back = ccgqa_backward;
 
 class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
  public:
@@ -23,38 +26,22 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     if (Status s = make_steps(with, o_.dtype, o_.max_seq_len, on, plan, needs(with)); !s.ok()) {
       return s;
     }
-    aside_scratch_ = memory.backward_bytes(engine->aside_bytes());
     const int64_t batch = shape.batch, q_len = shape.q_len;
-    const int64_t margin = o_.convs ? o_.conv_taps[1] - 1 : 0;
-    const int64_t margin_u = o_.convs ? o_.conv_taps[0] - 1 : 0;
-    z_ = memory.saved(dtype, {batch, lead_ + q_len, qk_width() + v_width()});
+    z_ = memory.saved(dtype, {batch, lead_ + q_len, qk_width() + v_width()},
+                      {forth::kProject, forth::kPrologue});
     make_mixed();
-    qk_ = memory.saved(dtype, {batch, q_len, qk_width()});
-    v_ = memory.saved(dtype, {batch, q_len, v_width()});
-    heads_out_ = memory.saved(dtype, {batch, q_len, q_width()});
-    const int64_t begin = memory.mark(Room::kBackward);
-    dqk_ = memory.backward(dtype, {batch, q_len, qk_width()});
-    if (o_.convs) make_u(begin, margin + q_len, margin_u);
-    dv_ = memory.backward(dtype, {batch, q_len, v_width()});
-    // What attention's backward reads and works with, and over it what follows.
-    const int64_t after_attention = memory.mark(Room::kBackward);
-    if (Status s = make_attend(problem(), position, plan); !s.ok()) return s;
-    dheads_ = memory.backward(dtype, {batch, q_len, q_width()});
-    memory.again_from(Room::kBackward, after_attention);
-    dmixed_ = memory.backward(dtype, {1, batch * (q_len + margin) + margin, qk_width()});
-    if (o_.convs && !du_.made()) {
-      du_ = memory.backward(dtype, {batch, margin + q_len + margin_u, qk_width()});
-    }
-    dz_ = memory.backward(dtype, {batch, q_len, qk_width() + v_width()});
-    const Prologue sizes = prologue({}, {}, {}, 0);
-    const Result<size_t> forward_bytes = engine->prologue_bytes(sizes, Pass::kForward);
-    if (!forward_bytes.ok()) return forward_bytes.status();
-    work_[0] = memory.forward_bytes(*forward_bytes);
-    if (!training()) return {};
-    const Result<size_t> backward_bytes = engine->prologue_bytes(sizes, Pass::kBackward);
-    if (!backward_bytes.ok()) return backward_bytes.status();
-    work_[1] = memory.backward_bytes(*backward_bytes);
-    return {};
+    const Life of_heads{forth::kPrologue, forth::kAttend};
+    qk_ = memory.saved(dtype, {batch, q_len, qk_width()}, of_heads);
+    v_ = memory.saved(dtype, {batch, q_len, v_width()}, of_heads);
+    heads_out_ = memory.saved(dtype, {batch, q_len, q_width()}, {forth::kAttend, forth::kOutput});
+    if (o_.convs) make_u();
+    const AttendLives lives{{forth::kAttend, forth::kAttend}, {back::kAttend, back::kAttend}};
+    if (Status s = make_attend(problem(), position, plan, lives); !s.ok()) return s;
+    make_gradients();
+    lend_results();
+    const TensorView x = TensorView::contiguous(nullptr, dtype, {batch, q_len, o_.embed_dim});
+    return scratch_.make(*this, x, heads_out_.view, rows(z_.view, lead_, q_len), dz_.view,
+                         prologue({}, {}, {}, 0));
   }
 
   RowDims query_dims() const override { return {shape.batch, shape.q_len, o_.embed_dim}; }
@@ -70,10 +57,12 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
   void forward(Run& run, const Memory& at, const LayerForward<CcgqaWeights>& call) const override {
     const int64_t past = call.cache != nullptr ? call.cache->length : 0;
     Prologue p = prologue(at, call, call.weights, past);
-    p.work = at.bytes_at(work_[0]);
+    p.work = scratch_.work_at(at, Pass::kForward);
     p.begins = past == 0;
     if (!p.begins || !engine->makes_lead(p)) begin_lead(run, p.z, call.cache);
+    run.scratch = at.scratch_at(scratch_.project);
     engine->linear(run, call.query, {call.weights.qkv}, rows(p.z, lead_, shape.q_len));
+    run.scratch = at.scratch_at(scratch_.prologue[0]);
     engine->prologue(run, p);
     AttendTensors t = attend_tensors(p, at.at(heads_out_));
     if (call.cache != nullptr) {
@@ -86,20 +75,26 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
       t.v = call.cache->v;
     }
     attend->forward(run, *engine, at, call, t, past + shape.q_len);
+    run.scratch = at.scratch_at(scratch_.output);
     engine->linear(run, at.at(heads_out_), {call.weights.out, {}, o_.output_scale}, call.out);
   }
 
-  void backward(Run& run, const Memory& at,
+  void backward(Run& run, const Memory& own,
                 const LayerBackward<CcgqaWeights>& call) const override {
     const CcgqaWeights& dw = call.dweights;
+    Memory at = own;
+    at.set(Room::kDprojection, dw.qkv.data);
+    at.set(Room::kDconv, dw.q_conv2.data);
     const TensorView dheads = at.at(dheads_), dqk = at.at(dqk_), dv = at.at(dv_), dz = at.at(dz_);
+    run.scratch = at.scratch_at(scratch_.dheads);
     engine->linear_dx(run, call.dout, {call.weights.out, {}, o_.output_scale}, dheads, Write::kSet);
     // After what attention waits for, which it would take multiprocessors from.
-    Aside aside = engine->fork(run, at.bytes_at(aside_scratch_));
+    Aside aside = engine->fork(run);
+    aside.run.scratch = at.scratch_at(scratch_.dout_weight);
     engine->linear_dw(aside.run, call.dout, at.at(heads_out_), {dw.out, {}, o_.output_scale});
     Prologue p = prologue(at, call, call.weights, 0);
     if (u_again_.made()) p.u = at.at(u_again_);
-    p.work = at.bytes_at(work_[1]);
+    p.work = scratch_.work_at(at, Pass::kBackward);
     attend->backward(
         run, *engine, at, call, attend_tensors(p, at.at(heads_out_)),
         {as_heads(dheads, o_.num_heads), q_of(dqk), k_of(dqk), as_heads(dv, o_.num_kv_heads)});
@@ -111,10 +106,14 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     g.dz = dz;
     g.dtemperature = dw.temperature;
     set_convs(o_, dw, g.first, g.second);
+    run.scratch = at.scratch_at(scratch_.prologue[1]);
     engine->prologue_backward(run, aside, p, g);
-    engine->follow(run, aside);
+    // What is made aside reads memory that dquery may lend.
+    engine->wait(run, aside);
+    aside.run.scratch = at.scratch_at(scratch_.dproject_weight);
     engine->linear_dw(aside.run, dz, call.query, {dw.qkv});
     if (call.dquery.given()) {
+      run.scratch = at.scratch_at(scratch_.dquery);
       engine->linear_dx(run, dz, {call.weights.qkv}, call.dquery, Write::kSet);
     }
     engine->join(run, aside);
@@ -147,11 +146,27 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     return as_heads(columns(qk, q_width(), v_width()), o_.num_kv_heads);
   }
 
+  // The smallest first, so that the others are there for what is large. Where the prologue goes
+  // back at once, gradients of weights may be written as soon as it has begun, or as z's is there.
+  void lend_results() {
+    if (!shape.lends) return;
+    const int64_t size = dtype_bytes(dtype);
+    const bool at_once = goes_back_at_once();
+    if (o_.convs && o_.conv == CcgqaConv::kHeadsThenAll) {
+      memory.lend(Room::kDconv, q_width() * q_width() * o_.conv_taps[1] * size,
+                  at_once ? back::kTokens : back::kFirst);
+    }
+    memory.lend(Room::kDprojection, (qk_width() + v_width()) * o_.embed_dim * size,
+                at_once ? back::kFirst : back::kProject);
+    lend(o_.embed_dim, forth::kOutput, back::kProject);
+  }
+
   // Of the heads before their norm, what backward needs.
   void make_mixed() {
     const int64_t batch = shape.batch, q_len = shape.q_len;
     if (!engine->keeps_keys()) {
-      mixed_ = memory.saved(dtype, {batch, q_len, qk_width()});
+      mixed_ =
+          memory.saved(dtype, {batch, q_len, qk_width()}, {forth::kPrologue, forth::kPrologue});
     } else if (training() && o_.qk_norm) {
       mixed_ = memory.saved(dtype, {batch, q_len, v_width()});
       inverses_ = memory.saved(DType::kF32, {batch, q_len, o_.num_heads});
@@ -161,29 +176,47 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
   // Rows of no token follow those of each member of the batch, and come before those of the next.
   TensorView dmixed_at(const Memory& at) const {
     TensorView view = at.at(dmixed_);
-    const int64_t margin = o_.convs ? o_.conv_taps[1] - 1 : 0, rows = shape.q_len + margin;
+    const int64_t rows = shape.q_len + margin();
     view.sizes[0] = shape.batch;
-    view.sizes[1] = rows + margin;
+    view.sizes[1] = rows + margin();
     view.strides[0] = rows * view.strides[1];
     return view;
   }
 
-  // u with its rows; or, where it is made again over dqk, which begins at `begin`, also du over it,
-  // with `more` rows, if that is not made apart.
-  void make_u(int64_t begin, int64_t rows, int64_t more) {
-    const int64_t batch = shape.batch, width = qk_width();
+  int64_t margin() const { return o_.convs ? o_.conv_taps[1] - 1 : 0; }
+
+  void make_u() {
+    const int64_t batch = shape.batch, rows = margin() + shape.q_len, width = qk_width();
+    const Life life{forth::kPrologue, forth::kPrologue};
     Prologue like = prologue({}, {}, {}, 0);
     like.u = TensorView::contiguous(nullptr, dtype, {batch, rows, width});
     if (!training() || !engine->makes_u_again(like)) {
-      u_ = memory.saved(dtype, {batch, rows, width});
+      u_ = memory.saved(dtype, {batch, rows, width}, life);
       return;
     }
-    u_ = memory.forward(dtype, {batch, rows, width});
-    memory.again_from(Room::kBackward, begin);
-    u_again_ = memory.backward(dtype, {batch, rows, width});
-    if (engine->takes_du_apart(like)) return;
-    memory.again_from(Room::kBackward, begin);
-    du_ = memory.backward(dtype, {batch, rows + more, width});
+    u_ = memory.forward(dtype, {batch, rows, width}, life);
+    u_again_ =
+        memory.backward(dtype, {batch, rows, width},
+                        {back::kAgain, goes_back_at_once() ? back::kFirst : back::kSecondWeights});
+  }
+  bool goes_back_at_once() const { return engine->goes_back_at_once(prologue({}, {}, {}, 0)); }
+
+  void make_gradients() {
+    const int64_t batch = shape.batch, q_len = shape.q_len;
+    const bool at_once = goes_back_at_once(), over = u_again_.made() && !at_once;
+    const Life of_heads{back::kAttend, back::kTokens};
+    dheads_ = memory.backward(dtype, {batch, q_len, q_width()}, {back::kOutput, back::kAttend});
+    dqk_ = memory.backward(dtype, {batch, q_len, qk_width()}, of_heads);
+    dv_ = memory.backward(dtype, {batch, q_len, v_width()}, of_heads);
+    dmixed_ = memory.backward(dtype, {1, batch * (q_len + margin()) + margin(), qk_width()},
+                              {back::kTokens, over ? back::kSecond : back::kFirst});
+    if (o_.convs) {
+      const int64_t rows = margin() + q_len + o_.conv_taps[0] - 1;
+      du_ = memory.backward(dtype, {batch, rows, qk_width()},
+                            {at_once ? back::kTokens : back::kSecond, back::kFirst});
+    }
+    dz_ = memory.backward(dtype, {batch, q_len, qk_width() + v_width()},
+                          {back::kTokens, back::kProject});
   }
 
   EngineNeeds needs(const LayerShape& with) const {
@@ -290,11 +323,9 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
   CcgqaOptions o_;
   int64_t reach_ = 0;  // rows before a token that its convolutions read
   int64_t lead_ = 0;   // rows of z before the first token
-  Slot z_, u_, mixed_, inverses_, qk_, v_, heads_out_;  // saved; u_ only without u_again_
-  Slot u_again_;                                        // backward, over dqk_
-  Slot dheads_, dqk_, dv_, dmixed_, du_, dz_;           // backward
-  Slot aside_scratch_;                                  // backward, of what runs beside it
-  Slot work_[2];                                        // the prologue's own; forward, backward
+  Slot z_, u_, mixed_, inverses_, qk_, v_, heads_out_;   // saved; u_ only without u_again_
+  Slot u_again_, dheads_, dqk_, dv_, dmixed_, du_, dz_;  // backward
+  CcgqaScratch scratch_;
 };
 
 Result<LayerPlan<CcgqaWeights>> make(const CcgqaOptions& options, const LayerShape& shape,
@@ -302,6 +333,7 @@ Result<LayerPlan<CcgqaWeights>> make(const CcgqaOptions& options, const LayerSha
   if (Status s = check_ccgqa_options(options, shape); !s.ok()) return s;
   auto layer = std::make_shared<CcgqaLayer>();
   if (Status s = layer->make(options, shape, device, plan); !s.ok()) return s;
+  layer->memory.place();
   return LayerPlan<CcgqaWeights>(std::move(layer));
 }
 

@@ -12,6 +12,7 @@
 #include <cstddef>
 
 #include "fovea/layers.h"
+#include "layers/life.h"
 #include "layers/row_positions.h"
 
 namespace fovea::layers {
@@ -48,6 +49,20 @@ struct HeadMix {
   int64_t v_width() const { return heads_kv * dim; }
 };
 
+// The steps of CCGQA's passes, by which memory is shared. Gradients of the convolutions' weights
+// are there before the last step begins.
+namespace ccgqa_forward {
+enum Step { kProject, kPrologue, kAttend, kOutput };
+}
+namespace ccgqa_backward {
+enum Step { kOutput, kAttend, kTokens, kAgain, kSecondWeights, kSecond, kFirst, kProject };
+}
+
+// Memory of the prologue's own, in the engine's order.
+inline constexpr size_t kMostWork = 16;
+using PrologueNeeds = std::array<Need, kMostWork>;
+using PrologueWork = std::array<Scratch, kMostWork>;
+
 struct Prologue {
   HeadMix mix;
   bool convolve = true;
@@ -60,10 +75,8 @@ struct Prologue {
 
   TensorView z;  // [batch, lead + q_len, qk_width + v_width]: q, k, v_now, v_before
   TensorView u;  // [batch, second.taps - 1 + q_len, qk_width]: after the first convolution
-  // In backward, over dqk, for it was not kept; du is then made over u, or apart
-  // (LayerEngine::takes_du_apart).
-  bool makes_u_again = false;
-  bool keeps_u = true;  // for backward: forward alone may do without
+  bool makes_u_again = false;  // in backward, for it was not kept; dqk and du may lie over it
+  bool keeps_u = true;         // for backward: forward alone may do without
   // Convolved and coupled, not yet normalised: [batch, q_len, qk_width]. An engine that keeps keys
   // (LayerEngine::keeps_keys) leaves [batch, q_len, v_width] of k alone, and of q's heads
   // [batch, q_len, heads] f32 one over what they were divided by; for no backward, neither.
@@ -71,7 +84,7 @@ struct Prologue {
   TensorView qk;  // [batch, q_len, qk_width]: the heads of q, then those of k
   TensorView v;   // [batch, q_len, v_width]
 
-  std::byte* work = nullptr;  // LayerEngine::prologue_bytes of it
+  PrologueWork work;
 };
 
 // Gradients of weights that are not given are not computed; nor is that of z's lead.

@@ -20,6 +20,7 @@ void CallCheck::check(const char* name, const TensorView& t, Dims dims, Access a
   seen.name = full(name);
   seen.view = t;
   seen.written = access == Access::kWrite;
+  seen.lent = seen.written && lends_;
   const char* const text = seen.name.text.data();
   if (!t.given()) return note(refuse(call_, text, "not given", must_be_given()));
   TensorRule rule;
@@ -31,7 +32,25 @@ void CallCheck::check(const char* name, const TensorView& t, Dims dims, Access a
   rule.access = access;
   rule.set_dims(dims);
   note(check_tensor(t, rule));
+  if (ok() && seen.lent) check_lent(text, t);
   if (count_ + 1 < kMost) ++count_;
+}
+
+void CallCheck::check_lent(const char* name, const TensorView& t) {
+  int64_t dense = 1;
+  for (int i = t.rank - 1; i >= 0; --i) {
+    const auto d = static_cast<size_t>(i);
+    if (t.sizes[d] > 1 && t.strides[d] != dense) {
+      return note(refuse(
+          call_, std::string(name) + ".strides[" + std::to_string(i) + "]", show(t.strides[d]),
+          must("be " + show(dense) + ": contiguous, for the plan's shape lends it")));
+    }
+    dense *= t.sizes[d];
+  }
+  if (reinterpret_cast<uintptr_t>(t.data) % kWorkspaceAlignment == 0) return;
+  note(refuse(call_, std::string(name) + ".data", show(static_cast<const void*>(t.data)),
+              must("be aligned to " + std::to_string(kWorkspaceAlignment) +
+                   " bytes: the plan's shape lends it")));
 }
 
 void CallCheck::input(const char* name, const TensorView& t, Dims dims) {
@@ -152,13 +171,36 @@ void CallCheck::saved(Saved saved, size_t needed) {
   }
 }
 
+namespace {
+
+bool overlap(const TensorView& a, const TensorView& b) {
+  const auto end_of = [](const TensorView& t) {
+    int64_t last = 0;
+    for (size_t i = 0; i < static_cast<size_t>(t.rank); ++i) {
+      last += (t.sizes[i] - 1) * t.strides[i];
+    }
+    return static_cast<const std::byte*>(t.data) + (last + 1) * dtype_bytes(t.dtype);
+  };
+  return a.elements() > 0 && b.elements() > 0 && a.data < end_of(b) && b.data < end_of(a);
+}
+
+}  // namespace
+
 Status CallCheck::finish() {
   for (size_t i = 0; ok() && i < count_; ++i) {
     for (size_t j = 0; ok() && j < count_; ++j) {
-      if (i == j || !seen_[i].written || !same_start(seen_[i].view, seen_[j].view)) continue;
-      note(refuse(call_, std::string(seen_[i].name.text.data()) + ".data",
-                  show(static_cast<const void*>(seen_[i].view.data)),
-                  must("not be that of " + std::string(seen_[j].name.text.data()))));
+      const Seen &one = seen_[i], &other = seen_[j];
+      if (i == j || !one.written) continue;
+      const auto refused = [&](const std::string& rule, const char* why) {
+        note(refuse(call_, std::string(one.name.text.data()) + ".data",
+                    show(static_cast<const void*>(one.view.data)),
+                    must(rule + other.name.text.data() + why)));
+      };
+      if (same_start(one.view, other.view)) {
+        refused("not be that of ", "");
+      } else if (one.lent && overlap(one.view, other.view)) {
+        refused("not overlap ", ": the plan's shape lends it");
+      }
     }
   }
   return status_;

@@ -30,11 +30,13 @@ class CallCheck {
   using Dims = std::initializer_list<Dim>;
   // Stands before the names that follow: "weights.".
   void prefix(const char* text) { prefix_ = text; }
+  // Whether the outputs that follow lend their memory (LayerShape::lends).
+  void lends(bool yes) { lends_ = yes; }
 
   void input(const char* name, const TensorView& t, Dims dims);
   void output(const char* name, const TensorView& t, Dims dims);
   void optional_output(const char* name, const TensorView& t, Dims dims) {
-    if (t.given()) output(name, t, dims);
+    if (t.given() || lends_) output(name, t, dims);
   }
   void input(const char* name, const TensorView& t, const RowDims& d) {
     input(name, t, {{"batch", d.batch}, {d.tokens_name, d.tokens}, {d.width_name, d.width}});
@@ -43,7 +45,7 @@ class CallCheck {
     output(name, t, {{"batch", d.batch}, {d.tokens_name, d.tokens}, {d.width_name, d.width}});
   }
   void optional_output(const char* name, const TensorView& t, const RowDims& d) {
-    if (t.given()) output(name, t, d);
+    if (t.given() || lends_) output(name, t, d);
   }
 
   // A weight is read, its gradient written where it is given; one that the options have no use for
@@ -70,7 +72,7 @@ class CallCheck {
     if (status_.ok() && !s.ok()) status_ = std::move(s);
   }
   bool ok() const { return status_.ok(); }
-  // Also: no output starts where another tensor does.
+  // Also: no output starts where another tensor does, and none that is lent overlaps one.
   Status finish();
 
  private:
@@ -79,18 +81,20 @@ class CallCheck {
   };
   Name full(const char* name) const;
   void check(const char* name, const TensorView& t, Dims dims, Access access);
+  void check_lent(const char* name, const TensorView& t);
 
   const char* call_;
   Device device_;
   DType dtype_;
   const char* prefix_ = "";
+  bool lends_ = false;
   Status status_;
 
   static constexpr size_t kMost = 64;  // tensors of a call
   struct Seen {
     Name name;
     TensorView view;
-    bool written = false;
+    bool written = false, lent = false;
   };
   std::array<Seen, kMost> seen_;
   size_t count_ = 0;

@@ -19,7 +19,7 @@ namespace fovea::layers {
 
 // One call on its way. The first failure stays, and steps after it do nothing.
 struct Run {
-  std::byte* scratch = nullptr;  // LayerEngine::scratch_bytes() of it
+  Scratch scratch;  // what the step says that it takes
   Stream stream;
   Status status;
 
@@ -66,14 +66,27 @@ struct Turn {
 class LayerEngine {
  public:
   virtual ~LayerEngine() = default;
+  // Scratch that is enough for any step.
   virtual size_t scratch_bytes() const = 0;
+  // What single steps take, of these sizes; products of dense tensors. With less they are slower.
+  virtual size_t linear_bytes(const TensorView&, const Projection&, const TensorView&) const {
+    return scratch_bytes();
+  }
+  virtual size_t linear_dx_bytes(const TensorView&, const Projection&, const TensorView&) const {
+    return scratch_bytes();
+  }
+  virtual size_t linear_dw_bytes(const TensorView&, const TensorView&, const Projection&) const {
+    return scratch_bytes();
+  }
+  virtual size_t prologue_bytes() const { return scratch_bytes(); }
 
   // What is queued aside waits for what `run` has queued by then, or, if it comes after `follow`,
-  // by that; and what `run` queues after `join` waits for it. `fork` and `join` are always called,
-  // whatever has failed. aside_bytes() of scratch come with it; 0: steps take turns.
-  virtual size_t aside_bytes() const { return 0; }
-  virtual Aside fork(Run& run, std::byte*) const { return {run, {}}; }
+  // by that; what `run` queues after `wait` waits for what is aside by then, and after `join` for
+  // all of it. `fork` and `join` are always called, whatever has failed.
+  virtual bool forks() const { return false; }  // or steps take turns
+  virtual Aside fork(Run& run) const { return {run, {}}; }
   virtual void follow(Run&, Aside&) const {}
+  virtual void wait(Run&, Aside&) const {}
   virtual void join(Run& run, Aside& aside) const { run.note(aside.run.status); }
 
   // y = scale * x weight^T + bias. x [batch, rows, in], y [batch, rows, out].
@@ -107,20 +120,21 @@ class LayerEngine {
                                   const Norm& norm, const TensorView& dx, const TensorView& dweight,
                                   const TensorView& dbias) const = 0;
 
-  // The bytes that p.work must have in a pass, by p's sizes; refused where they cannot be had.
-  virtual Result<size_t> prologue_bytes(const Prologue& p, Pass pass) const = 0;
+  // What p.work must be in a pass, by p's sizes; refused where it cannot be had. Lives are in steps
+  // of CCGQA's.
+  virtual Result<PrologueNeeds> prologue_needs(const Prologue& p, Pass pass) const = 0;
   // Whether of `mixed` only the keys are kept for backward.
   virtual bool keeps_keys() const = 0;
   // What p.makes_u_again is to be, by p's sizes.
   virtual bool makes_u_again(const Prologue& p) const = 0;
-  // Whether du is to have memory of its own even where u is made again, since it is made while dqk
-  // is still read.
-  virtual bool takes_du_apart(const Prologue&) const { return false; }
+  // Whether backward may read dqk and dv while it makes all other gradients, by p's sizes, and not
+  // step by step.
+  virtual bool goes_back_at_once(const Prologue&) const { return true; }
   // Whether the rows of z before the first token are made zeros by the prologue itself, if
   // p.begins.
   virtual bool makes_lead(const Prologue&) const { return false; }
   // Everything between CCGQA's projection and its attention. Backward, gradients of weights may be
-  // made aside.
+  // made aside; what is queued there next follows that of z.
   virtual void prologue(Run& run, const Prologue& p) const = 0;
   virtual void prologue_backward(Run& run, Aside& aside, const Prologue& p,
                                  const PrologueGradients& g) const = 0;

@@ -37,14 +37,21 @@ Status Heads::make(LayerParts& parts, const LayerOptions& o, const HeadSizes& si
   problem.scale = o.softmax_scale;
   problem.dropout = o.dropout;
   problem.tf32 = o.tf32;
-  if (Status s = parts.make_attend(problem, o.position, plan); !s.ok()) return s;
+  if (Status s = parts.make_attend(
+          problem, o.position, plan,
+          {.forward = {kAttend, kAttend}, .backward = {kAttendBack, kAttendBack}});
+      !s.ok())
+    return s;
   MemoryPlan& memory = parts.memory;
   const DType dtype = parts.dtype;
   if (qk_norm_ != QkNorm::kNone) {
-    q_normed_ = memory.saved(dtype, {shape.batch, shape.q_len, sizes.heads, sizes.dim});
-    k_normed_ = memory.saved(dtype, {shape.batch, shape.kv_len, sizes.heads_kv, sizes.dim});
+    q_normed_ = memory.saved(dtype, {shape.batch, shape.q_len, sizes.heads, sizes.dim},
+                             {kProject, kAttend});
+    k_normed_ = memory.saved(dtype, {shape.batch, shape.kv_len, sizes.heads_kv, sizes.dim},
+                             {kProject, kAttend});
   }
-  out_ = memory.saved(dtype, {shape.batch, shape.q_len, sizes.heads * sizes.dim});
+  out_ =
+      memory.saved(dtype, {shape.batch, shape.q_len, sizes.heads * sizes.dim}, {kAttend, kOutput});
   return {};
 }
 

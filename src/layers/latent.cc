@@ -21,11 +21,14 @@ class LatentLayer final : public LayerPlan<LatentWeights>::Impl {
     if (Status s = make_steps(with, o.dtype, o.max_seq_len, on, plan, needs(o, with)); !s.ok()) {
       return s;
     }
-    Status attends = make_attend(problem(o), o.position, plan);
+    make_scratch();
+    lend(s_.embed, kOutput, kProjectBack);
+    const AttendLives lives{{kAttend, kAttend}, {kAttendBack, kAttendBack}};
+    Status attends = make_attend(problem(o), o.position, plan, lives);
     if (absorbed_ && o.decode == LatentDecode::kAuto &&
         attends.code() == StatusCode::kUnsupported) {  // heads as wide as the latent
       absorbed_ = false;
-      attends = make_attend(problem(o), o.position, plan);
+      attends = make_attend(problem(o), o.position, plan, lives);
     }
     if (!attends.ok()) return attends;
     const int64_t batch = shape.batch, q_len = shape.q_len;
@@ -49,7 +52,7 @@ class LatentLayer final : public LayerPlan<LatentWeights>::Impl {
       k_normed_ = memory.saved(dtype, {batch, keys, s_.heads, s_.qk()});
     }
     heads_out_ = memory.saved(dtype, {batch, q_len, s_.heads * s_.v});
-    dheads_ = memory.backward(dtype, {batch, q_len, s_.heads * s_.v});
+    dheads_ = memory.backward(dtype, {batch, q_len, s_.heads * s_.v}, {kOutputBack, kAttendBack});
     dq_ = memory.backward(dtype, {batch, q_len, s_.heads, s_.qk()});
     dk_ = memory.backward(dtype, {batch, q_len, s_.heads, s_.qk()});
     dv_ = memory.backward(dtype, {batch, q_len, s_.heads * s_.v});
@@ -321,6 +324,7 @@ Result<LayerPlan<LatentWeights>> make(const LatentOptions& options, const LayerS
   if (!check.ok()) return check.status();
   auto layer = std::make_shared<LatentLayer>();
   if (Status s = layer->make(options, sizes, shape, device, plan); !s.ok()) return s;
+  layer->memory.place();
   return LayerPlan<LatentWeights>(std::move(layer));
 }
 

@@ -19,14 +19,24 @@ Status LayerParts::make_steps(const LayerShape& with, DType type, int64_t room, 
   auto made = make_engine(*info, type, needs);
   if (!made.ok()) return made.status();
   engine = std::move(made).value();
-  forward_scratch = memory.forward_bytes(engine->scratch_bytes());
-  backward_scratch = memory.backward_bytes(engine->scratch_bytes());
   return {};
 }
 
+void LayerParts::make_scratch() {
+  forward_scratch = memory.forward_bytes({engine->scratch_bytes(), {}});
+  backward_scratch = memory.backward_bytes({engine->scratch_bytes(), {}});
+}
+
+void LayerParts::lend(int64_t width, int out_until, int dquery_until) {
+  if (!shape.lends) return;
+  const int64_t bytes = shape.batch * shape.q_len * width * dtype_bytes(dtype);
+  memory.lend(Room::kOut, bytes, out_until);
+  memory.lend(Room::kDquery, bytes, dquery_until);
+}
+
 Status LayerParts::make_attend(AttentionProblem problem, Position position,
-                               const PlanOptions& options) {
-  Result<Attend> made = Attend::make(problem, position, shape, device, options, memory);
+                               const PlanOptions& options, const AttendLives& lives) {
+  Result<Attend> made = Attend::make(problem, position, shape, device, options, lives, memory);
   if (!made.ok()) return made.status();
   attend = std::move(made).value();
   return {};

@@ -10,6 +10,10 @@
 
 namespace fovea::layers {
 
+// The steps of the classic layers' passes.
+enum ForwardStep { kProject, kAttend, kOutput };
+enum BackwardStep { kOutputBack, kAttendBack, kProjectBack };
+
 struct LayerParts {
   LayerShape shape;  // kv_len filled in
   Device device;
@@ -18,12 +22,17 @@ struct LayerParts {
   MemoryPlan memory;
   std::unique_ptr<const LayerEngine> engine;
   std::optional<Attend> attend;
-  Slot forward_scratch, backward_scratch;  // the engine's
+  Slot forward_scratch, backward_scratch;  // of an engine that has one for all steps
 
-  // The engine and its scratch; after it, memory and attend.
+  // The engine; after it, memory and attend.
   Status make_steps(const LayerShape& with, DType type, int64_t room, Device on,
                     const PlanOptions& options, EngineNeeds needs);
-  Status make_attend(AttentionProblem problem, Position position, const PlanOptions& options);
+  Status make_attend(AttentionProblem problem, Position position, const PlanOptions& options,
+                     const AttendLives& lives);
+  // One scratch for all steps.
+  void make_scratch();
+  // Where results are lent: out and dquery, of `width` channels, until the steps that write them.
+  void lend(int64_t width, int out_until, int dquery_until);
 
   bool cached() const { return shape.use == LayerUse::kCached; }
   bool training() const { return shape.use == LayerUse::kTraining; }

@@ -7,24 +7,96 @@
 
 namespace fovea::layers {
 
-Slot MemoryPlan::make(Room room, DType dtype, std::initializer_list<int64_t> sizes) {
-  constexpr int64_t kAlign = kWorkspaceAlignment;
+namespace {
+
+// Of saved tensors what a workspace has; of others more, for which cuBLASLt has faster kernels.
+constexpr int64_t kSavedAlignment = kWorkspaceAlignment, kAlignment = 256;
+
+bool is_forward(Room room) { return room == Room::kForward || room == Room::kOut; }
+
+}  // namespace
+
+Slot MemoryPlan::make(Room room, DType dtype, Sizes sizes, Life life) {
   Slot slot;
-  slot.room = room;
+  slot.id = static_cast<int>(regions_.size());
   slot.view = TensorView::contiguous(nullptr, dtype, sizes, device_);
-  int64_t& next = next_[index(room)];
-  slot.offset = next;
-  next += ceil_div(slot.view.elements() * dtype_bytes(dtype), kAlign) * kAlign;
-  bytes_[index(room)] = std::max(bytes_[index(room)], next);
+  const int64_t align = room == Room::kSaved ? kSavedAlignment : kAlignment;
+  Region region{room, life, ceil_div(static_cast<int64_t>(slot.bytes()), align) * align};
+  if (room == Room::kSaved) {  // all of it lives until backward has ended
+    region.offset = bytes_[index(room)];
+    bytes_[index(room)] = region.end();
+  }
+  regions_.push_back(region);
   return slot;
+}
+
+int64_t MemoryPlan::lowest_gap(Room room, const Region& region) const {
+  std::vector<const Region*> taken;
+  for (const Region& other : regions_) {
+    if (other.offset >= 0 && other.room == room && other.life.meets(region.life)) {
+      taken.push_back(&other);
+    }
+  }
+  std::sort(taken.begin(), taken.end(),
+            [](const Region* a, const Region* b) { return a->offset < b->offset; });
+  int64_t at = 0;
+  for (const Region* other : taken) {
+    if (at + region.bytes <= other->offset) break;
+    at = std::max(at, other->end());
+  }
+  return at;
+}
+
+int64_t MemoryPlan::put(const std::vector<Region*>& order, Room own) {
+  for (Region* const region : order) region->offset = -1;
+  int64_t bytes = 0;
+  for (Region* const region : order) {
+    region->room = own;
+    for (const Lent& lent : lent_) {
+      if (is_forward(lent.room) == is_forward(own) && region->life.last < lent.until &&
+          lowest_gap(lent.room, *region) + region->bytes <= lent.bytes) {
+        region->room = lent.room;
+        break;
+      }
+    }
+    region->offset = lowest_gap(region->room, *region);
+    if (region->room == own) bytes = std::max(bytes, region->end());
+  }
+  return bytes;
+}
+
+// What is large comes first; after that, a few times, whatever reached furthest, and the best order
+// is taken.
+void MemoryPlan::place() {
+  constexpr int kTries = 32;
+  for (const Room own : {Room::kForward, Room::kBackward}) {
+    std::vector<Region*> order;
+    for (Region& region : regions_) {
+      if (region.room == own) order.push_back(&region);
+    }
+    std::stable_sort(order.begin(), order.end(),
+                     [](const Region* a, const Region* b) { return a->bytes > b->bytes; });
+    std::vector<Region*> best = order;
+    int64_t least = put(order, own);
+    for (int n = 0; n < kTries && least > 0; ++n) {
+      const auto furthest =
+          std::max_element(order.begin(), order.end(), [&](const Region* a, const Region* b) {
+            return (a->room == own ? a->end() : 0) < (b->room == own ? b->end() : 0);
+          });
+      std::rotate(order.begin(), furthest, furthest + 1);
+      const int64_t bytes = put(order, own);
+      if (bytes < least) least = bytes, best = order;
+    }
+    bytes_[index(own)] = put(best, own);
+  }
 }
 
 TensorView Memory::at(const Slot& slot) const {
   TensorView view = slot.view;
-  std::byte* const room = slot.room == Room::kForward    ? forward
-                          : slot.room == Room::kBackward ? backward
-                                                         : saved;
-  view.data = room == nullptr || !slot.made() ? nullptr : room + slot.offset;
+  if (!slot.made() || plan == nullptr) return view;
+  const MemoryPlan::Region& region = plan->regions_[static_cast<size_t>(slot.id)];
+  std::byte* const room = rooms[MemoryPlan::index(region.room)];
+  view.data = room == nullptr ? nullptr : room + region.offset;
   return view;
 }
 

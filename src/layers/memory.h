@@ -1,70 +1,104 @@
-// Where a layer's own tensors lie: offsets planned once, turned into views by each call.
+// Where a layer's own tensors lie: planned once, turned into views by each call.
 #pragma once
 
-#include <cstddef>
+#include <array>
 #include <initializer_list>
+#include <vector>
 
 #include "fovea/layer_plan.h"
+#include "layers/life.h"
 
 namespace fovea::layers {
 
-enum class Room { kForward, kBackward, kSaved };  // the two workspaces, and what outlives a pass
+// The two workspaces, what outlives a pass, and results that are lent until they are written.
+enum class Room { kForward, kBackward, kSaved, kOut, kDquery, kDprojection, kDconv };
+inline constexpr size_t kRooms = 7;
 
-// One tensor of a layer's own; never made: offset is negative.
+// One tensor of a layer's own; never made: its id is negative.
 struct Slot {
-  Room room = Room::kForward;
-  int64_t offset = -1;
+  int id = -1;
   TensorView view;  // its data is null
 
-  bool made() const { return offset >= 0; }
+  bool made() const { return id >= 0; }
+  size_t bytes() const { return static_cast<size_t>(view.elements() * dtype_bytes(view.dtype)); }
 };
 
 class MemoryPlan {
  public:
+  using Sizes = std::initializer_list<int64_t>;
+
   explicit MemoryPlan(LayerUse use = LayerUse::kInference, Device device = Device::cpu())
       : use_(use), device_(device) {}
 
-  Slot forward(DType dtype, std::initializer_list<int64_t> sizes) {
-    return make(Room::kForward, dtype, sizes);
+  Slot forward(DType dtype, Sizes sizes, Life life = {}) {
+    return make(Room::kForward, dtype, sizes, life);
   }
-  Slot backward(DType dtype, std::initializer_list<int64_t> sizes) {
-    return use_ == LayerUse::kTraining ? make(Room::kBackward, dtype, sizes) : Slot{};
+  Slot backward(DType dtype, Sizes sizes, Life life = {}) {
+    return training() ? make(Room::kBackward, dtype, sizes, life) : Slot{};
   }
-  // Made by forward and read by backward, where there is one.
-  Slot saved(DType dtype, std::initializer_list<int64_t> sizes) {
-    return make(use_ == LayerUse::kTraining ? Room::kSaved : Room::kForward, dtype, sizes);
+  // Made by forward and read by backward; where there is none, it has a life in forward alone.
+  Slot saved(DType dtype, Sizes sizes, Life life = {}) {
+    return make(training() ? Room::kSaved : Room::kForward, dtype, sizes, life);
   }
   // Bytes without a type, for others to cut up.
-  Slot forward_bytes(size_t bytes) { return forward(DType::kBool, {static_cast<int64_t>(bytes)}); }
-  Slot backward_bytes(size_t bytes) {
-    return backward(DType::kBool, {static_cast<int64_t>(bytes)});
+  Slot forward_bytes(const Need& need) {
+    return forward(DType::kBool, {static_cast<int64_t>(need.bytes)}, need.life);
+  }
+  Slot backward_bytes(const Need& need) {
+    return backward(DType::kBool, {static_cast<int64_t>(need.bytes)}, need.life);
   }
 
-  // Tensors of one step may lie over those of an earlier one: what is made after again_from(mark)
-  // takes the place of what was made since the mark, whose use ends before its own begins.
-  int64_t mark(Room room) const { return next_[index(room)]; }
-  void again_from(Room room, int64_t mark) { next_[index(room)] = mark; }
+  // The `bytes` of a result may hold what has lived by the time that step `until` writes it.
+  void lend(Room room, int64_t bytes, int until) { lent_.push_back({room, bytes, until}); }
+
+  // Finds a place for everything: after the last was made, and before the first call.
+  void place();
 
   size_t bytes(Room room) const { return static_cast<size_t>(bytes_[index(room)]); }
 
  private:
+  friend struct Memory;
+  struct Region {
+    Room room;
+    Life life;
+    int64_t bytes;
+    int64_t offset = -1;
+
+    int64_t end() const { return offset + bytes; }
+  };
+  struct Lent {
+    Room room;
+    int64_t bytes;
+    int until;
+  };
+
   static size_t index(Room room) { return static_cast<size_t>(room); }
-  Slot make(Room room, DType dtype, std::initializer_list<int64_t> sizes);
+  bool training() const { return use_ == LayerUse::kTraining; }
+  Slot make(Room room, DType dtype, Sizes sizes, Life life);
+  int64_t lowest_gap(Room room, const Region& region) const;
+  // One after another, each where it fits in what is lent, or else in the pass's own room; gives
+  // what that must hold.
+  int64_t put(const std::vector<Region*>& order, Room own);
 
   LayerUse use_;
   Device device_;
-  int64_t next_[3] = {0, 0, 0};
-  int64_t bytes_[3] = {0, 0, 0};  // the furthest that next_ has been
+  std::vector<Region> regions_;  // by id
+  std::vector<Lent> lent_;
+  std::array<int64_t, kRooms> bytes_{};
 };
 
 // The memory of one call; rooms that it has none of give views without data.
 struct Memory {
-  std::byte* forward = nullptr;
-  std::byte* backward = nullptr;
-  std::byte* saved = nullptr;
+  const MemoryPlan* plan = nullptr;
+  std::array<std::byte*, kRooms> rooms{};
 
+  void set(Room room, const void* data) {
+    rooms[MemoryPlan::index(room)] = static_cast<std::byte*>(const_cast<void*>(data));
+  }
   TensorView at(const Slot& slot) const;
-  std::byte* bytes_at(const Slot& slot) const { return static_cast<std::byte*>(at(slot).data); }
+  Scratch scratch_at(const Slot& slot) const {
+    return {static_cast<std::byte*>(at(slot).data), slot.made() ? slot.bytes() : 0};
+  }
 };
 
 // Parts of views. Columns [first, first + count) of the last dimension:

@@ -24,16 +24,19 @@ class MultiHeadLayer final : public LayerPlan<MultiHeadWeights>::Impl {
         !s.ok()) {
       return s;
     }
-    q_ = memory.saved(dtype, {shape.batch, shape.q_len, width_});
-    k_ = memory.saved(dtype, {shape.batch, shape.kv_len, width_});
-    v_ = memory.saved(dtype, {shape.batch, shape.kv_len, width_});
+    make_scratch();
+    lend(embed_, kOutput, kProjectBack);
+    q_ = memory.saved(dtype, {shape.batch, shape.q_len, width_}, {kProject, kAttend});
+    k_ = memory.saved(dtype, {shape.batch, shape.kv_len, width_}, {kProject, kAttend});
+    v_ = memory.saved(dtype, {shape.batch, shape.kv_len, width_}, {kProject, kAttend});
     if (Status s = heads_.make(*this, o, {o.num_heads, o.num_heads, head_dim}, plan); !s.ok()) {
       return s;
     }
     dq_ = memory.backward(dtype, {shape.batch, shape.q_len, width_});
     dk_ = memory.backward(dtype, {shape.batch, shape.kv_len, width_});
     dv_ = memory.backward(dtype, {shape.batch, shape.kv_len, width_});
-    dheads_ = memory.backward(dtype, {shape.batch, shape.q_len, width_});
+    dheads_ =
+        memory.backward(dtype, {shape.batch, shape.q_len, width_}, {kOutputBack, kAttendBack});
     return {};
   }
 
@@ -149,6 +152,7 @@ Result<LayerPlan<MultiHeadWeights>> make(const MultiHeadOptions& o, const LayerS
   if (!check.ok()) return check.status();
   auto layer = std::make_shared<MultiHeadLayer>();
   if (Status s = layer->make(o, head_dim, shape, device, plan); !s.ok()) return s;
+  layer->memory.place();
   return LayerPlan<MultiHeadWeights>(std::move(layer));
 }
 

@@ -94,7 +94,9 @@ Status LayerPlan<Weights>::forward(const LayerForward<Weights>& call, Workspace 
     check.prefix("weights.");
     layer.check_weights(check, CallCheck::Weights::kRead, call.weights);
     check.prefix("");
+    check.lends(layer.shape.lends);
     check.output("out", call.out, layer.query_dims());
+    check.lends(false);
     check.cache(call.cache, layer.shape, layer.max_seq_len);
     if (check.ok() && call.cache != nullptr) {
       check_cache_tensors(check, *call.cache, layer.cache_views());
@@ -102,9 +104,11 @@ Status LayerPlan<Weights>::forward(const LayerForward<Weights>& call, Workspace 
     check.memory(workspace, workspace_bytes(Pass::kForward));
     check.saved(saved, saved_bytes());
     if (Status s = check.finish(); !s.ok()) return s;
-    const Memory at{static_cast<std::byte*>(workspace.data), nullptr,
-                    static_cast<std::byte*>(saved.data)};
-    Run run{at.bytes_at(layer.forward_scratch), stream, {}};
+    Memory at{&layer.memory, {}};
+    at.set(Room::kForward, workspace.data);
+    at.set(Room::kSaved, saved.data);
+    at.set(Room::kOut, call.out.data);
+    Run run{at.scratch_at(layer.forward_scratch), stream, {}};
     layer.forward(run, at, call);
     if (run.status.ok() && call.cache != nullptr) call.cache->length += layer.shape.kv_len;
     return run.status;
@@ -126,6 +130,7 @@ Status LayerPlan<Weights>::backward(const LayerBackward<Weights>& call, Workspac
     layer.check_weights(check, CallCheck::Weights::kRead, call.weights);
     check.prefix("");
     check.input("dout", call.dout, layer.query_dims());
+    check.lends(layer.shape.lends);
     check.optional_output("dquery", call.dquery, layer.query_dims());
     layer.check_input_gradients(check, call);
     check.prefix("dweights.");
@@ -134,9 +139,11 @@ Status LayerPlan<Weights>::backward(const LayerBackward<Weights>& call, Workspac
     check.memory(workspace, workspace_bytes(Pass::kBackward));
     check.saved(saved, saved_bytes());
     if (Status s = check.finish(); !s.ok()) return s;
-    const Memory at{nullptr, static_cast<std::byte*>(workspace.data),
-                    static_cast<std::byte*>(saved.data)};
-    Run run{at.bytes_at(layer.backward_scratch), stream, {}};
+    Memory at{&layer.memory, {}};
+    at.set(Room::kBackward, workspace.data);
+    at.set(Room::kSaved, saved.data);
+    at.set(Room::kDquery, call.dquery.data);
+    Run run{at.scratch_at(layer.backward_scratch), stream, {}};
     layer.backward(run, at, call);
     return run.status;
   });

@@ -22,10 +22,13 @@ class FusedLayer final : public LayerPlan<FusedWeights>::Impl {
         !s.ok()) {
       return s;
     }
-    qkv_ = memory.saved(dtype, {shape.batch, shape.q_len, qkv_width()});
+    make_scratch();
+    lend(embed_, kOutput, kProjectBack);
+    qkv_ = memory.saved(dtype, {shape.batch, shape.q_len, qkv_width()}, {kProject, kAttend});
     if (Status s = heads_.make(*this, o, sizes_, plan); !s.ok()) return s;
     dqkv_ = memory.backward(dtype, {shape.batch, shape.q_len, qkv_width()});
-    dheads_ = memory.backward(dtype, {shape.batch, shape.q_len, out_width()});
+    dheads_ =
+        memory.backward(dtype, {shape.batch, shape.q_len, out_width()}, {kOutputBack, kAttendBack});
     return {};
   }
 
@@ -105,6 +108,7 @@ Result<LayerPlan<FusedWeights>> make(const GroupedQueryOptions& o, const LayerSh
   if (!check.ok()) return check.status();
   auto layer = std::make_shared<FusedLayer>();
   if (Status s = layer->make(o, head_dim, shape, device, plan); !s.ok()) return s;
+  layer->memory.place();
   return LayerPlan<FusedWeights>(std::move(layer));
 }
 

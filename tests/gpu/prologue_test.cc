@@ -8,6 +8,7 @@
 #include <cstring>
 #include <deque>
 #include <random>
+#include <string_view>
 #include <vector>
 
 #include "base/half.h"
@@ -35,6 +36,7 @@ struct Spec {
   int64_t first = 0;
   bool ids = false;
   bool again = false;  // u is not there for backward
+  bool odd = false;    // weights and their gradients begin on odd addresses
 };
 
 Spec zaya(Spec s) {
@@ -229,9 +231,9 @@ void run_on_host(const Spec& s, DType dtype, Call& call) {
   std::vector<int32_t> ids = ids_of(s);
   set_ids(s, ids.data(), call);
   layers::Run run;
-  run.scratch = scratch.data();
+  run.scratch = {scratch.data(), scratch.size()};
   (*engine)->prologue(run, call.p);
-  layers::Aside aside = (*engine)->fork(run, nullptr);
+  layers::Aside aside = (*engine)->fork(run);
   (*engine)->prologue_backward(run, aside, call.p, call.g);
   ASSERT_TRUE(run.status.ok()) << run.status.message();
 }
@@ -242,18 +244,20 @@ class DeviceMemory {
   ~DeviceMemory() {
     for (void* p : all_) (void)cudaFree(p);
   }
-  // Of NaN, or of what `from` holds.
-  void* make(size_t bytes, const void* from = nullptr) {
-    void* p = nullptr;
-    EXPECT_EQ(cudaMalloc(&p, bytes + 1), cudaSuccess);
-    EXPECT_EQ(cudaMemset(p, kNan, bytes + 1), cudaSuccess);
+  // Of NaN, or of what `from` holds; beginning `after` bytes behind an even address.
+  void* make(size_t bytes, const void* from = nullptr, int64_t after = 0) {
+    void* memory = nullptr;
+    const size_t all = bytes + static_cast<size_t>(after) + 1;
+    EXPECT_EQ(cudaMalloc(&memory, all), cudaSuccess);
+    auto* const p = static_cast<std::byte*>(memory);
+    EXPECT_EQ(cudaMemset(p, kNan, all), cudaSuccess);
     if (from != nullptr) {
-      EXPECT_EQ(cudaMemcpy(p, from, bytes, cudaMemcpyHostToDevice), cudaSuccess);
+      EXPECT_EQ(cudaMemcpy(p + after, from, bytes, cudaMemcpyHostToDevice), cudaSuccess);
     }
     // Streams of tests do not wait for this one.
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     all_.push_back(p);
-    return p;
+    return p + after;
   }
 
  private:
@@ -290,8 +294,11 @@ void run_on_device(const Spec& s, Call& call) {
       TensorView::contiguous(nullptr, call.p.z.dtype, {s.batch, s.q_len, s.heads_kv * s.dim});
   there.p.inverses = TensorView::contiguous(nullptr, DType::kF32, {s.batch, s.q_len, s.heads});
   there.p.inverses.data = memory.make(static_cast<size_t>(bytes_of(there.p.inverses)));
-  there.visit([&](const char*, TensorView& t, Role, double) {
-    if (t.given()) t.data = memory.make(static_cast<size_t>(bytes_of(t)), t.data);
+  there.visit([&](const char* name, TensorView& t, Role, double) {
+    const std::string_view of(name);
+    const bool odd = s.odd && (of == "weight" || of == "dfirst" || of == "dsecond");
+    if (!t.given()) return;
+    t.data = memory.make(static_cast<size_t>(bytes_of(t)), t.data, odd ? dtype_bytes(t.dtype) : 0);
   });
   std::vector<int32_t> ids = ids_of(s);
   set_ids(s, memory.make(ids.size() * 4, ids.data()), there);
@@ -300,18 +307,22 @@ void run_on_device(const Spec& s, Call& call) {
   sizes.p.makes_u_again = s.again;
   there.p.keeps_u = !s.again;
   OwnedStream stream;
-  const auto scratch = [&](Pass pass) {
-    const size_t bytes = layers::cuda::prologue_scratch_bytes(sizes.p, rope, pass);
-    return static_cast<std::byte*>(memory.make(bytes));
+  const auto make_work = [&](Pass pass) {
+    const layers::PrologueNeeds needs = layers::cuda::prologue_needs(sizes.p, rope, pass);
+    for (size_t n = 0; n < needs.size(); ++n) {
+      const size_t bytes = needs[n].bytes;
+      there.p.work[n] = {static_cast<std::byte*>(memory.make(bytes)), bytes};
+    }
   };
-  ASSERT_CUDA(layers::cuda::prologue(there.p, rope, scratch(Pass::kForward), stream.get()));
+  make_work(Pass::kForward);
+  ASSERT_CUDA(layers::cuda::prologue(there.p, rope, stream.get()));
   if (s.again) {
     there.p.makes_u_again = true;
     const auto bytes = static_cast<size_t>(bytes_of(there.p.u));
     ASSERT_CUDA(cudaMemsetAsync(there.p.u.data, kNan, bytes, stream.get()));
   }
-  ASSERT_CUDA(layers::cuda::prologue_backward(there.p, there.g, rope, scratch(Pass::kBackward),
-                                              stream.get()));
+  make_work(Pass::kBackward);
+  ASSERT_CUDA(layers::cuda::prologue_backward(there.p, there.g, rope, stream.get()));
   ASSERT_CUDA(cudaStreamSynchronize(stream.get()));
   std::vector<TensorView> from;
   there.visit([&](const char*, TensorView& t, Role, double) { from.push_back(t); });
@@ -423,6 +434,7 @@ INSTANTIATE_TEST_SUITE_P(
         Spec{.name = "later chunk", .first = 100000}, Spec{.name = "ids", .ids = true},
         Spec{.name = "short", .batch = 70, .q_len = 5},
         Spec{.name = "the small layer", .heads = 8, .heads_kv = 2, .batch = 4, .q_len = 512},
+        Spec{.name = "odd addresses", .heads = 8, .heads_kv = 2, .q_len = 200, .odd = true},
         Spec{.name = "many tiles",
              .heads = 16,
              .heads_kv = 4,

@@ -73,16 +73,18 @@ TEST(ClassicLayers, GroupedQueryGradientsMatchFiniteDifferences) {
       auto options = small_options<GroupedQueryOptions>();
       options.num_kv_heads = heads_kv;
       variant.set(options);
-      auto plan = make_layer(options, {.batch = kBatch, .q_len = kLen, .use = LayerUse::kTraining},
-                             Device::cpu());
+      LayerShape shape{.batch = kBatch, .q_len = kLen, .use = LayerUse::kTraining};
+      auto plan = make_layer(options, shape, Device::cpu());
       ASSERT_TRUE(plan.ok()) << plan.status().message();
       TensorStore store;
       LayerInputs in;
       in.query = store.wave({kBatch, kLen, kEmbed}, .37, .11, 1);
       in.dropout = {5, 9};
-      Trial<FusedWeights>(*plan, store, in,
-                          fused_weights(store, heads_kv, options.bias, options.qk_norm))
-          .expect_gradients_match_finite_differences();
+      Trial<FusedWeights> trial(*plan, store, in,
+                                fused_weights(store, heads_kv, options.bias, options.qk_norm));
+      trial.expect_gradients_match_finite_differences();
+      shape.lends = true;
+      trial.expect_same_if_lent(make_layer(options, shape, Device::cpu()));
     }
   }
 }
@@ -136,31 +138,34 @@ TEST(ClassicLayers, CrossAttentionGradientsMatchFiniteDifferences) {
   options.position = Position::kRope;
   options.causal = true;
   constexpr int64_t kKeys = 9;
-  auto plan = make_layer(
-      options, {.batch = kBatch, .q_len = kLen, .kv_len = kKeys, .use = LayerUse::kTraining},
-      Device::cpu());
+  LayerShape shape{.batch = kBatch, .q_len = kLen, .kv_len = kKeys, .use = LayerUse::kTraining};
+  auto plan = make_layer(options, shape, Device::cpu());
   ASSERT_TRUE(plan.ok()) << plan.status().message();
   TensorStore store;
   LayerInputs in;
   in.query = store.wave({kBatch, kLen, kEmbed}, .37, .11, 1);
   in.key = store.wave({kBatch, kKeys, 5}, .47, .21, 1);
   in.value = store.wave({kBatch, kKeys, 9}, .57, .31, 1);
-  Trial<MultiHeadWeights>(*plan, store, in, multi_head_weights(store, 5, 9))
-      .expect_gradients_match_finite_differences();
+  Trial<MultiHeadWeights> trial(*plan, store, in, multi_head_weights(store, 5, 9));
+  trial.expect_gradients_match_finite_differences();
+  shape.lends = true;
+  trial.expect_same_if_lent(make_layer(options, shape, Device::cpu()));
 }
 
 TEST(ClassicLayers, MultiHeadGradientsReachWhateverStoodInForKeyAndValue) {
   const auto options = small_options<MultiHeadOptions>();
   for (const bool key_given : {false, true}) {
-    auto plan = make_layer(options, {.batch = kBatch, .q_len = kLen, .use = LayerUse::kTraining},
-                           Device::cpu());
+    LayerShape shape{.batch = kBatch, .q_len = kLen, .use = LayerUse::kTraining};
+    auto plan = make_layer(options, shape, Device::cpu());
     ASSERT_TRUE(plan.ok()) << plan.status().message();
     TensorStore store;
     LayerInputs in;
     in.query = store.wave({kBatch, kLen, kEmbed}, .37, .11, 1);
     if (key_given) in.key = store.wave({kBatch, kLen, kEmbed}, .47, .21, 1);
-    Trial<MultiHeadWeights>(*plan, store, in, multi_head_weights(store, kEmbed, kEmbed))
-        .expect_gradients_match_finite_differences();
+    Trial<MultiHeadWeights> trial(*plan, store, in, multi_head_weights(store, kEmbed, kEmbed));
+    trial.expect_gradients_match_finite_differences();
+    shape.lends = true;
+    trial.expect_same_if_lent(make_layer(options, shape, Device::cpu()));
   }
 }
 

@@ -73,15 +73,16 @@ std::vector<Variant> variants() {
 TEST(Latent, GradientsMatchFiniteDifferences) {
   for (const Variant& variant : variants()) {
     SCOPED_TRACE(variant.name);
-    auto plan =
-        make_layer(variant.options, {.batch = kBatch, .q_len = kLen, .use = LayerUse::kTraining},
-                   Device::cpu());
+    LayerShape shape{.batch = kBatch, .q_len = kLen, .use = LayerUse::kTraining};
+    auto plan = make_layer(variant.options, shape, Device::cpu());
     ASSERT_TRUE(plan.ok()) << plan.status().message();
     TensorStore store;
     LayerInputs in;
     in.query = store.wave({kBatch, kLen, kEmbed}, .37, .11, 1);
-    Trial<LatentWeights>(*plan, store, in, weights_of(store, variant.options))
-        .expect_gradients_match_finite_differences();
+    Trial<LatentWeights> trial(*plan, store, in, weights_of(store, variant.options));
+    trial.expect_gradients_match_finite_differences();
+    shape.lends = true;
+    trial.expect_same_if_lent(make_layer(variant.options, shape, Device::cpu()));
   }
 }
 

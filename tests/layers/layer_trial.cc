@@ -31,7 +31,8 @@ void set_element(const TensorView& t, int64_t i, double x) {
 
 TensorView TensorStore::bytes(DType dtype, std::initializer_list<int64_t> sizes) {
   TensorView view = TensorView::contiguous(nullptr, dtype, sizes);
-  memory_.emplace_back(static_cast<size_t>(view.elements() * dtype_bytes(dtype)) + 1);
+  const auto size = static_cast<size_t>(view.elements() * dtype_bytes(dtype));
+  memory_.emplace_back(size / sizeof(Line) + 1);
   view.data = memory_.back().data();
   return view;
 }

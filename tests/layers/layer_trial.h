@@ -39,7 +39,10 @@ class TensorStore {
  private:
   DType dtype_;
   std::mt19937_64 random_;
-  std::deque<std::vector<std::byte>> memory_;
+  struct alignas(kWorkspaceAlignment) Line {
+    std::byte bytes[kWorkspaceAlignment];
+  };
+  std::deque<std::vector<Line>> memory_;
 };
 
 // Scratch filled with bytes that no result may depend on.
@@ -116,6 +119,30 @@ struct Trial {
     ASSERT_TRUE(forward.ok()) << forward.message();
     const Status done = plan.backward(back, backward, saved);
     ASSERT_TRUE(done.ok()) << done.message();
+  }
+
+  // A plan whose results lend their memory needs no more of it, and gives the same.
+  void expect_same_if_lent(const Result<LayerPlan<Weights>>& made) {
+    ASSERT_TRUE(made.ok()) << made.status().message();
+    for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+      EXPECT_LE(made->workspace_bytes(pass), plan.workspace_bytes(pass));
+    }
+    EXPECT_EQ(made->saved_bytes(), plan.saved_bytes());
+    Trial lent(*made, store, call, call.weights);
+    lent.back.dout = back.dout;
+    lent.run();
+    run();
+    expect_same_bits(lent.call.out, call.out, "out");
+    expect_same_bits(lent.back.dquery, back.dquery, "dquery");
+    if (back.dkey.given()) expect_same_bits(lent.back.dkey, back.dkey, "dkey");
+    if (back.dvalue.given()) expect_same_bits(lent.back.dvalue, back.dvalue, "dvalue");
+    std::vector<TensorView> gradients;
+    visit(lent.back.dweights, [&](const char*, TensorView& w) { gradients.push_back(w); });
+    size_t at = 0;
+    visit(back.dweights, [&](const char* name, TensorView& w) {
+      if (w.given()) expect_same_bits(gradients[at], w, name);
+      ++at;
+    });
   }
 
   // Along a random direction of each input and weight: the slope of the loss is gradient .

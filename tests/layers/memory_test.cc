@@ -3,18 +3,90 @@
 
 #include <gtest/gtest.h>
 
+#include <random>
+
 namespace fovea::layers {
 namespace {
+
+constexpr int64_t kUnit = 256;
 
 TEST(LayerMemory, ATensorThatWasNotMadeIsNotGiven) {
   MemoryPlan plan(LayerUse::kInference);
   const Slot made = plan.forward(DType::kF32, {2, 3});
   const Slot gradient = plan.backward(DType::kF32, {2, 3});
+  plan.place();
   std::byte room[64];
-  Memory at;
-  at.forward = room;
+  Memory at{&plan, {}};
+  at.set(Room::kForward, room);
   EXPECT_EQ(at.at(made).data, room);
   EXPECT_FALSE(at.at(gradient).given());
+}
+
+TEST(LayerMemory, WhatNeverLivesAtOnceSharesItsPlace) {
+  MemoryPlan plan(LayerUse::kTraining);
+  plan.backward_bytes({3 * kUnit, {0, 1}});
+  plan.backward_bytes({2 * kUnit, {2, 3}});
+  plan.backward_bytes({kUnit, {3, 4}});
+  plan.place();
+  EXPECT_EQ(plan.bytes(Room::kBackward), static_cast<size_t>(3 * kUnit));
+}
+
+TEST(LayerMemory, AResultIsLentUntilItIsWritten) {
+  MemoryPlan plan(LayerUse::kTraining);
+  plan.lend(Room::kDquery, 4 * kUnit, 2);
+  plan.lend(Room::kOut, 4 * kUnit, 2);
+  const Slot before = plan.backward_bytes({3 * kUnit, {0, 1}});
+  const Slot too_large = plan.backward_bytes({2 * kUnit, {1, 1}});
+  const Slot too_late = plan.backward_bytes({kUnit, {1, 2}});
+  plan.place();
+  EXPECT_EQ(plan.bytes(Room::kBackward), static_cast<size_t>(3 * kUnit));
+  EXPECT_EQ(plan.bytes(Room::kOut), 0u);
+  std::vector<std::byte> workspace(3 * kUnit), dquery(4 * kUnit);
+  Memory at{&plan, {}};
+  at.set(Room::kBackward, workspace.data());
+  at.set(Room::kDquery, dquery.data());
+  EXPECT_EQ(at.at(before).data, dquery.data());
+  EXPECT_EQ(at.at(too_large).data, workspace.data());
+  EXPECT_EQ(at.at(too_late).data, workspace.data() + 2 * kUnit);
+}
+
+// Whatever lives at once lies apart, and in memory that is there.
+TEST(LayerMemory, NothingIsWrittenOver) {
+  std::mt19937 random(3);
+  const auto draw = [&](int most) { return std::uniform_int_distribution<int>(0, most)(random); };
+  for (int round = 0; round < 200; ++round) {
+    MemoryPlan plan(LayerUse::kTraining);
+    const int64_t lent = draw(30) * kUnit;
+    const int until = draw(6);
+    plan.lend(Room::kDquery, lent, until);
+    struct One {
+      Slot slot;
+      Need need;
+    };
+    std::vector<One> all;
+    for (int n = draw(12); n >= 0; --n) {
+      const int first = draw(6);
+      const Need need{static_cast<size_t>(draw(4000)), {first, first + draw(6 - first)}};
+      all.push_back({plan.backward_bytes(need), need});
+    }
+    plan.place();
+    std::vector<std::byte> workspace(plan.bytes(Room::kBackward) + 1), dquery(lent + 1);
+    Memory at{&plan, {}};
+    at.set(Room::kBackward, workspace.data());
+    at.set(Room::kDquery, dquery.data());
+    for (const One& one : all) {
+      const Scratch a = at.scratch_at(one.slot);
+      ASSERT_EQ(a.bytes, one.need.bytes);
+      const bool in_result = a.data >= dquery.data() && a.data + a.bytes <= &dquery.back();
+      const bool in_workspace = a.data >= workspace.data() && a.data + a.bytes <= &workspace.back();
+      EXPECT_TRUE(in_workspace || (in_result && one.need.life.last < until));
+      for (const One& other : all) {
+        const Scratch b = at.scratch_at(other.slot);
+        if (&one == &other || !one.need.life.meets(other.need.life)) continue;
+        EXPECT_TRUE(a.data + a.bytes <= b.data || b.data + b.bytes <= a.data);
+      }
+    }
+  }
 }
 
 }  // namespace

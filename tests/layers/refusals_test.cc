@@ -170,6 +170,51 @@ TEST(LayerRefusals, TensorsOfACall) {
             "head_dim = 8");
 }
 
+TEST(LayerRefusals, ResultsThatCannotLend) {
+  const auto plan = make_layer(good_options(),
+                               {.batch = 1, .q_len = 4, .use = LayerUse::kTraining, .lends = true},
+                               Device::cpu());
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  const Scratch workspace(plan->workspace_bytes(Pass::kForward)), saved(plan->saved_bytes());
+  const Scratch back(plan->workspace_bytes(Pass::kBackward));
+  const auto forward = [&](const std::function<void(Call&)>& set) {
+    Call c;
+    set(c);
+    return plan->forward(c.forward, workspace, saved).message();
+  };
+  EXPECT_EQ(forward([](Call&) {}), "");
+  EXPECT_EQ(forward([](Call& c) {
+              c.forward.out = c.store.blank({1, 4, 9});
+              c.forward.out.sizes[2] = 8;
+            }),
+            "forward: out.strides[1] is 9, must be 8: contiguous, for the plan's shape lends it");
+  const std::string odd = forward([](Call& c) {
+    c.forward.out.data = static_cast<double*>(c.store.blank({1, 4, 9}).data) + 1;
+  });
+  EXPECT_NE(odd.find("must be aligned to 64 bytes: the plan's shape lends it"), std::string::npos)
+      << odd;
+  const std::string overlap = forward([](Call& c) {
+    c.forward.query.data = c.store.blank({2, 4, 8}).data;
+    c.forward.out.data = static_cast<double*>(c.forward.query.data) + 8;
+  });
+  EXPECT_NE(overlap.find("must not overlap query: the plan's shape lends it"), std::string::npos)
+      << overlap;
+
+  const auto backward = [&](const std::function<void(Call&)>& set) {
+    Call c;
+    c.backward.dquery = c.store.like(c.backward.query);
+    c.backward.dweights.qkv = c.store.like(c.backward.weights.qkv);
+    c.backward.dweights.out = c.store.like(c.backward.weights.out);
+    set(c);
+    return plan->backward(c.backward, back, saved).message();
+  };
+  EXPECT_EQ(backward([](Call&) {}), "");
+  EXPECT_EQ(backward([](Call& c) { c.backward.dquery = {}; }),
+            "backward: dquery is not given, must be given");
+  EXPECT_EQ(backward([](Call& c) { c.backward.dweights.qkv = {}; }),
+            "backward: dweights.qkv is not given, must be given");
+}
+
 TEST(LayerRefusals, BackwardNeedsATrainingPlan) {
   const auto plan = make_layer(good_options(), {.batch = 1, .q_len = 4}, Device::cpu());
   ASSERT_TRUE(plan.ok());

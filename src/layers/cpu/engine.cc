@@ -80,7 +80,8 @@ int64_t CpuEngine::worker_bytes() const {
 }
 
 void CpuEngine::multiply(const Run& run, const Gemm* gemms, int64_t count) const {
-  k_.gemm(gemms, count, threads_, {run.scratch, run.scratch + shared_bytes(), worker_bytes()});
+  k_.gemm(gemms, count, threads_,
+          {run.scratch.data, run.scratch.data + shared_bytes(), worker_bytes()});
 }
 
 void CpuEngine::linear(Run& run, const TensorView& x, const Projection& p,

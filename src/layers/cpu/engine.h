@@ -52,7 +52,9 @@ class CpuEngine final : public LayerEngine {
   void normalise_backward(Run& run, const TensorView& dy, const TensorView& x, const Norm& norm,
                           const TensorView& dx, const TensorView& dweight,
                           const TensorView& dbias) const override;
-  Result<size_t> prologue_bytes(const Prologue&, Pass) const override { return size_t{0}; }
+  Result<PrologueNeeds> prologue_needs(const Prologue&, Pass) const override {
+    return PrologueNeeds{};
+  }
   bool keeps_keys() const override { return false; }
   bool makes_u_again(const Prologue&) const override { return false; }
   void prologue(Run& run, const Prologue& p) const override;
@@ -68,9 +70,9 @@ class CpuEngine final : public LayerEngine {
   int64_t shared_bytes() const;
   int64_t worker_bytes() const;
   std::byte* worker_scratch(const Run& run, int worker) const {
-    return run.scratch + shared_bytes() + worker * worker_bytes();
+    return run.scratch.data + shared_bytes() + worker * worker_bytes();
   }
-  static double* sums_of(const Run& run) { return reinterpret_cast<double*>(run.scratch); }
+  static double* sums_of(const Run& run) { return reinterpret_cast<double*>(run.scratch.data); }
 
   Rotation turned(const RowPositions& positions, Direction direction) const;
   void multiply(const Run& run, const Gemm* gemms, int64_t count) const;

@@ -72,8 +72,8 @@ Status CudaEngine::make_side() {
   return fovea::cuda::to_status(side_.make(), "make_layer: making a stream");
 }
 
-Aside CudaEngine::fork(Run& run, std::byte* scratch) const {
-  Aside aside{{scratch, run.stream, run.status}, {}};
+Aside CudaEngine::fork(Run& run) const {
+  Aside aside{run, {}};
   const auto stream = static_cast<cudaStream_t>(run.stream.handle);
   aside.hold = side_.lend(stream);
   if (!aside.hold) return aside;
@@ -89,18 +89,22 @@ void CudaEngine::follow(Run& run, Aside& aside) const {
   run.note(fovea::cuda::to_status(side_.follow(stream), "layer: forking"));
 }
 
-void CudaEngine::join(Run& run, Aside& aside) const {
-  run.note(aside.run.status);
+void CudaEngine::wait(Run& run, Aside& aside) const {
   if (!aside.hold) return;
   const fovea::cuda::CurrentDevice current(device_);
   const auto stream = static_cast<cudaStream_t>(run.stream.handle);
   run.note(fovea::cuda::to_status(side_.lead(stream), "layer: joining"));
-  aside.hold.unlock();
 }
 
-int CudaEngine::sum_parts(int64_t rows, int64_t count) const {
+void CudaEngine::join(Run& run, Aside& aside) const {
+  run.note(aside.run.status);
+  wait(run, aside);
+  if (aside.hold) aside.hold.unlock();
+}
+
+int CudaEngine::sum_parts(const Run& run, int64_t rows, int64_t count) const {
   const int64_t room =
-      static_cast<int64_t>(scratch_bytes_) / (count * static_cast<int64_t>(sizeof(float)));
+      static_cast<int64_t>(run.scratch.bytes) / (count * static_cast<int64_t>(sizeof(float)));
   return static_cast<int>(std::clamp<int64_t>(std::min(rows, room), 1, 2 * sm_count_));
 }
 
@@ -146,7 +150,7 @@ void CudaEngine::normalise_backward(Run& run, const TensorView& dy, const Tensor
     a.dx = head_rows(dx);
     const int64_t dim = a.dy.dim;
     a.of.wide = a.of.wide && is_wide(dy, dim) && is_wide(dx, dim);
-    a.parts = sum_parts(a.dy.batch * a.dy.rows * a.dy.heads, 2 * dim);
+    a.parts = sum_parts(run, a.dy.batch * a.dy.rows * a.dy.heads, 2 * dim);
     const bool summed = dweight.given() || dbias.given();
     if (summed && dim > kMostNormChannels) {
       return unsupported("backward", "the gradient of a norm's weight",
@@ -154,7 +158,7 @@ void CudaEngine::normalise_backward(Run& run, const TensorView& dy, const Tensor
                            {"the norm is over " + show(dim) + " channels, takes up to " +
                             show(kMostNormChannels)}}});
     }
-    if (summed) a.sums = reinterpret_cast<float*>(run.scratch);
+    if (summed) a.sums = reinterpret_cast<float*>(run.scratch.data);
     Status s = status_of(launch_norm_backward(a, dtype_, stream));
     if (!s.ok() || !summed) return s;
     return status_of(
@@ -198,7 +202,19 @@ class CudaEngine::ByProducts final : public DenseGradients {
   ByProducts(const CudaEngine& engine, Run& run, Run& aside)
       : engine_(engine), run_(run), aside_(aside) {}
 
+  size_t scratch_bytes(const DenseGradient& g) const override {
+    return engine_.product_bytes(product_of(g));
+  }
+
   cudaError_t add(const DenseGradient& g, cudaStream_t stream) const override {
+    // Each stream has scratch of its own.
+    Run& run = stream == aside_.stream.handle ? aside_ : run_;
+    run.note(engine_.multiply(run, product_of(g), stream));
+    return run.status.ok() ? cudaSuccess : cudaErrorUnknown;
+  }
+
+ private:
+  static Product product_of(const DenseGradient& g) {
     Product m;
     m.batch = g.taps;
     m.rows = m.cols = g.channels;
@@ -207,26 +223,27 @@ class CudaEngine::ByProducts final : public DenseGradients {
     m.b = {g.x, g.row, g.row, false};
     m.c = {g.to, g.channels, int64_t{g.channels} * g.channels, false};
     m.floats = true;
-    // Each stream has scratch of its own.
-    Run& run = stream == aside_.stream.handle ? aside_ : run_;
-    run.note(engine_.multiply(run, m, stream));
-    return run.status.ok() ? cudaSuccess : cudaErrorUnknown;
+    return m;
   }
 
- private:
   const CudaEngine& engine_;
   Run& run_;
   Run& aside_;
 };
 
-Result<size_t> CudaEngine::prologue_bytes(const Prologue& p, Pass pass) const {
+Result<PrologueNeeds> CudaEngine::prologue_needs(const Prologue& p, Pass pass) const {
   if (p.mix.dim % 8 != 0) {
     return unsupported("make_layer", "CCGQA does not run on " + show(Device::cuda(device_)),
                        {{"cuda", {"head_dim is " + show(p.mix.dim) + ", takes multiples of 8"}}});
   }
   Run none;
   const ByProducts dense(*this, none, none);
-  return prologue_scratch_bytes(p, rope_, pass, &dense);
+  const fovea::cuda::CurrentDevice current(device_);
+  if (Status s = fovea::cuda::to_status(current.error(), "make_layer: choosing the device");
+      !s.ok()) {
+    return s;
+  }
+  return cuda::prologue_needs(p, rope_, pass, &dense);
 }
 
 // To make u again costs a hundredth of the time where there are many tokens, and a launch where
@@ -237,19 +254,20 @@ bool CudaEngine::makes_u_again(const Prologue& p) const {
          p.u.elements() * dtype_bytes(p.u.dtype) >= kManyBytes;
 }
 
-bool CudaEngine::takes_du_apart(const Prologue& p) const {
-  const fovea::cuda::CurrentDevice current(device_);
-  return current.error() == cudaSuccess && cuda::prologue_goes_by_tiles(p, rope_, Pass::kBackward);
+bool CudaEngine::goes_back_at_once(const Prologue& p) const {
+  return goes_by_tiles(p, Pass::kBackward);
 }
 
-bool CudaEngine::makes_lead(const Prologue& p) const {
+bool CudaEngine::makes_lead(const Prologue& p) const { return goes_by_tiles(p, Pass::kForward); }
+
+bool CudaEngine::goes_by_tiles(const Prologue& p, Pass pass) const {
   const fovea::cuda::CurrentDevice current(device_);
-  return current.error() == cudaSuccess && cuda::prologue_goes_by_tiles(p, rope_, Pass::kForward);
+  return current.error() == cudaSuccess && cuda::prologue_goes_by_tiles(p, rope_, pass);
 }
 
 void CudaEngine::prologue(Run& run, const Prologue& p) const {
   if (p.qk.elements() == 0) return;
-  queue(run, [&](cudaStream_t stream) { return cuda::prologue(p, rope_, p.work, stream); });
+  queue(run, [&](cudaStream_t stream) { return cuda::prologue(p, rope_, stream); });
 }
 
 void CudaEngine::prologue_backward(Run& run, Aside& aside, const Prologue& p,
@@ -264,10 +282,12 @@ void CudaEngine::prologue_backward(Run& run, Aside& aside, const Prologue& p,
     }
     return;
   }
+  const auto [scratch, scratch_aside] = scratch_of_dense(p.work);
+  run.scratch = scratch;
+  aside.run.scratch = scratch_aside;
   const ByProducts dense(*this, run, aside.run);
   queue(run, [&](cudaStream_t stream) {
-    return cuda::prologue_backward(p, g, rope_, p.work, stream, &dense,
-                                   aside.hold ? &side_ : nullptr);
+    return cuda::prologue_backward(p, g, rope_, stream, &dense, aside.hold ? &side_ : nullptr);
   });
 }
 

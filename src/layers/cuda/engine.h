@@ -23,9 +23,16 @@ class CudaEngine final : public LayerEngine {
   Status make_side();
 
   size_t scratch_bytes() const override { return scratch_bytes_; }
-  size_t aside_bytes() const override { return side_.get() != nullptr ? scratch_bytes_ : 0; }
-  Aside fork(Run& run, std::byte* scratch) const override;
+  size_t linear_bytes(const TensorView& x, const Projection& p, const TensorView& y) const override;
+  size_t linear_dx_bytes(const TensorView& dy, const Projection& p,
+                         const TensorView& dx) const override;
+  size_t linear_dw_bytes(const TensorView& dy, const TensorView& x,
+                         const Projection& dp) const override;
+  size_t prologue_bytes() const override { return 0; }  // p.work is all
+  bool forks() const override { return side_.get() != nullptr; }
+  Aside fork(Run& run) const override;
   void follow(Run& run, Aside& aside) const override;
+  void wait(Run& run, Aside& aside) const override;
   void join(Run& run, Aside& aside) const override;
   void linear(Run& run, const TensorView& x, const Projection& p,
               const TensorView& y) const override;
@@ -42,10 +49,10 @@ class CudaEngine final : public LayerEngine {
   void normalise_backward(Run& run, const TensorView& dy, const TensorView& x, const Norm& norm,
                           const TensorView& dx, const TensorView& dweight,
                           const TensorView& dbias) const override;
-  Result<size_t> prologue_bytes(const Prologue& p, Pass pass) const override;
+  Result<PrologueNeeds> prologue_needs(const Prologue& p, Pass pass) const override;
   bool keeps_keys() const override { return true; }
   bool makes_u_again(const Prologue& p) const override;
-  bool takes_du_apart(const Prologue& p) const override;
+  bool goes_back_at_once(const Prologue& p) const override;
   bool makes_lead(const Prologue& p) const override;
   void prologue(Run& run, const Prologue& p) const override;
   void prologue_backward(Run& run, Aside& aside, const Prologue& p,
@@ -70,12 +77,14 @@ class CudaEngine final : public LayerEngine {
 
   class ByProducts;
 
+  bool goes_by_tiles(const Prologue& p, Pass pass) const;
   void zero(Run& run, const TensorView& to) const;
   Status multiply(const Run& run, const Product& p, cudaStream_t stream) const;
+  size_t product_bytes(const Product& p) const;
   Status column_sums(const Run& run, const TensorView& x, const TensorView& to,
                      cudaStream_t stream) const;
   // Into how many parts sums over rows are cut, of `count` sums in each.
-  int sum_parts(int64_t rows, int64_t count) const;
+  int sum_parts(const Run& run, int64_t rows, int64_t count) const;
 
   const int device_;
   const int sm_count_;

@@ -65,6 +65,33 @@ Matrix member(Matrix m, int64_t n, DType dtype) {
   return m;
 }
 
+Product linear_of(const TensorView& x, const Projection& p, const TensorView& y) {
+  Product m = rows_times(x, transposed(weight_of(p.weight)), y);
+  m.bias = p.bias.data;
+  m.scale = p.scale;
+  return m;
+}
+
+Product dx_of(const TensorView& dy, const Projection& p, const TensorView& dx) {
+  Product m = rows_times(dy, weight_of(p.weight), dx);
+  m.scale = p.scale;
+  return m;
+}
+
+// Of all rows, or of those of each member of the batch.
+Product dw_of(const TensorView& dy, const TensorView& x, const Projection& dp) {
+  const Walk along = walk(dy, x);
+  Product m;
+  m.rows = dp.weight.sizes[0];
+  m.cols = dp.weight.sizes[1];
+  m.depth = along.rows;
+  m.a = transposed(matrix_of(dy, along));
+  m.b = matrix_of(x, along);
+  m.c = weight_of(dp.weight);
+  m.scale = dp.scale;
+  return m;
+}
+
 }  // namespace
 
 Status CudaEngine::multiply(const Run& run, const Product& p, cudaStream_t stream) const {
@@ -85,21 +112,38 @@ Status CudaEngine::multiply(const Run& run, const Product& p, cudaStream_t strea
   return products_.run(p, run.scratch, stream);
 }
 
+// Where it cannot be asked for, the calls will say why.
+size_t CudaEngine::product_bytes(const Product& p) const {
+  const fovea::cuda::CurrentDevice current(device_);
+  if (current.error() != cudaSuccess || p.batch == 0 || p.rows == 0 || p.cols == 0) return 0;
+  const Result<size_t> bytes = products_.scratch_bytes(p);
+  return bytes.ok() ? *bytes : Products::kScratchBytes;
+}
+
+size_t CudaEngine::linear_bytes(const TensorView& x, const Projection& p,
+                                const TensorView& y) const {
+  return product_bytes(linear_of(x, p, y));
+}
+
+size_t CudaEngine::linear_dx_bytes(const TensorView& dy, const Projection& p,
+                                   const TensorView& dx) const {
+  return product_bytes(dx_of(dy, p, dx));
+}
+
+size_t CudaEngine::linear_dw_bytes(const TensorView& dy, const TensorView& x,
+                                   const Projection& dp) const {
+  return product_bytes(dw_of(dy, x, dp));
+}
+
 void CudaEngine::linear(Run& run, const TensorView& x, const Projection& p,
                         const TensorView& y) const {
-  queue(run, [&](cudaStream_t stream) {
-    Product m = rows_times(x, transposed(weight_of(p.weight)), y);
-    m.bias = p.bias.data;
-    m.scale = p.scale;
-    return multiply(run, m, stream);
-  });
+  queue(run, [&](cudaStream_t stream) { return multiply(run, linear_of(x, p, y), stream); });
 }
 
 void CudaEngine::linear_dx(Run& run, const TensorView& dy, const Projection& p,
                            const TensorView& dx, Write write) const {
   queue(run, [&](cudaStream_t stream) {
-    Product m = rows_times(dy, weight_of(p.weight), dx);
-    m.scale = p.scale;
+    Product m = dx_of(dy, p, dx);
     m.write = write;
     return multiply(run, m, stream);
   });
@@ -117,13 +161,8 @@ void CudaEngine::linear_dw(Run& run, const TensorView& dy, const TensorView& x,
     TensorView bias = dp.bias;
     if (dp.weight.given()) {
       const Walk along = walk(dy, x);
-      Product m;
-      m.rows = dp.weight.sizes[0];
-      m.cols = dp.weight.sizes[1];
-      m.depth = along.rows;
-      m.c = weight_of(dp.weight);
-      m.scale = dp.scale;
-      const Matrix a = transposed(matrix_of(dy, along)), b = matrix_of(x, along);
+      Product m = dw_of(dy, x, dp);
+      const Matrix a = m.a, b = m.b;
       for (int64_t n = 0; n < along.batch; ++n) {
         m.a = member(a, n, dtype_);
         m.b = member(b, n, dtype_);
@@ -148,8 +187,8 @@ void CudaEngine::linear_dw(Run& run, const TensorView& dy, const TensorView& x,
 Status CudaEngine::column_sums(const Run& run, const TensorView& x, const TensorView& to,
                                cudaStream_t stream) const {
   const HeadRows rows = head_rows(x);
-  const int parts = sum_parts(rows.batch * rows.rows, rows.dim);
-  auto* const sums = reinterpret_cast<float*>(run.scratch);
+  const int parts = sum_parts(run, rows.batch * rows.rows, rows.dim);
+  auto* const sums = reinterpret_cast<float*>(run.scratch.data);
   if (Status s = status_of(launch_column_sums(rows, dtype_, sums, parts, stream)); !s.ok()) {
     return s;
   }

@@ -15,8 +15,8 @@ struct Summed {
   int blocks;
 };
 
-WeightGradient plan_gradient(const Conv& to, DType dtype, const Summed& over, Cut& cut,
-                             PartSums& sums) {
+WeightGradient plan_gradient(const Conv& to, DType dtype, const Summed& over,
+                             const WorkOfBlocks& work, Cut& cut, PartSums& sums) {
   WeightGradient a;
   a.dy = over.dy;
   a.x = over.x;
@@ -41,7 +41,12 @@ WeightGradient plan_gradient(const Conv& to, DType dtype, const Summed& over, Cu
   const int depth =
       dtype == DType::kF32 ? GradientShape<float>::kDepth : GradientShape<__half>::kDepth;
   const int64_t steps = std::max<int64_t>(ceil_div(a.all_rows, depth), 1);
-  const int64_t parts = std::clamp<int64_t>(over.blocks / (a.tiles[0] + a.tiles[1]), 1, steps);
+  int64_t parts = std::clamp<int64_t>(over.blocks / (a.tiles[0] + a.tiles[1]), 1, steps);
+  for (size_t n = 0; n < static_cast<size_t>(to.blocks); ++n) {
+    const ConvBlock& block = to.block[n];
+    const int64_t part = block.channels * block.group * to.taps * int64_t{sizeof(float)};
+    parts = std::clamp<int64_t>(cut.room(work[n]) / part, 1, parts);
+  }
   a.rows_of_part = as_int(ceil_div(steps, parts)) * depth;
   a.parts = as_int(ceil_div(a.all_rows, a.rows_of_part));
   count = 0;
@@ -49,7 +54,7 @@ WeightGradient plan_gradient(const Conv& to, DType dtype, const Summed& over, Cu
     const ConvBlock& block = to.block[static_cast<size_t>(n)];
     if (!block.weight.given()) continue;
     const int64_t elements = block.channels * block.group * to.taps;
-    a.block[count].parts = cut.floats(elements * a.parts);
+    a.block[count].parts = cut.floats(work[static_cast<size_t>(n)], elements * a.parts);
     sums.add(a.block[count++].parts, block.weight.data, elements, a.taps, a.parts);
   }
   return a;
@@ -87,8 +92,13 @@ void plan_dense(const Prologue& p, const PrologueGradients& g, const Sizes& s, C
     d.channels = as_int(block.channels);
     d.taps = as_int(g.second.taps);
     const int64_t elements = block.channels * block.channels * d.taps;
-    d.to = cut.floats(elements);
+    const bool of_k = &block != &g.second.block[0];
+    d.to = cut.floats(of_k ? Work::kSecondOfK : Work::kSecondOfQ, elements);
     plan.sums.add(d.to, block.weight.data, elements, d.taps, 1);
+    if (cut.plans()) {
+      cut.bytes(of_k ? Work::kProductsAside : Work::kProducts,
+                static_cast<int64_t>(plan.others->scratch_bytes(d)));
+    }
   }
 }
 
@@ -96,7 +106,7 @@ void add_columns(ColumnSums& columns, ColumnSum sum, const TensorView& to, Cut& 
                  PartSums& sums) {
   if (!to.given()) return;
   const int each = std::max(sum.taps, 1);
-  sum.parts = cut.floats(int64_t{columns.parts} * sum.channels * each);
+  sum.parts = cut.floats(Work::kColumns, int64_t{columns.parts} * sum.channels * each);
   sum.tiles = as_int(ceil_div(sum.channels, kColumnsOfTile)) * each;
   columns.sum[columns.count++] = sum;
   sums.add(sum.parts, to.data, int64_t{sum.channels} * each, each, columns.parts);
@@ -105,10 +115,9 @@ void add_columns(ColumnSums& columns, ColumnSum sum, const TensorView& to, Cut& 
 }  // namespace
 
 BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const RopeTable& rope,
-                           std::byte* scratch, const DenseGradients* dense) {
+                           Cut& cut, const DenseGradients* dense) {
   const Sizes s(p);
   const DType dtype = p.z.dtype;
-  Cut cut(scratch);
   BackwardPlan plan;
   plan.makes_u_again = p.makes_u_again;
   const Rows dmixed = rows_of(g.dmixed, s.margin), dz = rows_of(g.dz);
@@ -122,7 +131,7 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
   after.coupling = coupling_of(p.mix, false);
   after.coupling.x = dmixed;
   if (after.coupling.kind == Coupled::kAllHeads) {
-    after.coupling.sums = cut.floats(int64_t{s.tokens} * 2 * s.dim);
+    after.coupling.sums = cut.floats(Work::kSums, int64_t{s.tokens} * 2 * s.dim);
   }
   after.norm = norm_of(p.mix);
   after.rotation = Rotation::of(rope, p.mix.positions);
@@ -133,17 +142,15 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
     after.inverses = rows_of(p.inverses);
   }
   after.dmixed = dmixed;
-  if (p.mix.norm) after.slopes = cut.floats(int64_t{s.tokens} * p.mix.heads_kv);
+  if (p.mix.norm) after.slopes = cut.floats(Work::kSlopes, int64_t{s.tokens} * p.mix.heads_kv);
   TileBackward& tiles = plan.tiles;
   const int tile_count = s.batch * as_int(ceil_div(s.q_len, kTileTokens));
-  // It reads dqk while it makes du: that must not lie over u, which lies over dqk.
-  const bool over = p.makes_u_again && g.du.data == p.u.data;
-  const bool tiled = scratch != nullptr && !over && set_tiles(p, s, after.rotation, true, tiles);
+  const bool tiled = !cut.plans() && set_tiles(p, s, after.rotation, true, tiles);
   if (g.dtemperature.given()) {
     const int parts = tiled ? tile_count : after.token_blocks;
     const bool shared = p.mix.kind == KeyTemperature::kShared;
-    after.temperature =
-        cut.floats(std::max(tile_count, after.token_blocks) * p.mix.heads_kv);  // for either way
+    after.temperature = cut.floats(Work::kTemperature, std::max(tile_count, after.token_blocks) *
+                                                           p.mix.heads_kv);  // for either way
     plan.sums.add(after.temperature, g.dtemperature.data, shared ? 1 : p.mix.heads_kv, 1,
                   shared ? parts * as_int(p.mix.heads_kv) : parts, true);
   }
@@ -157,24 +164,29 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
     spread.from = dmixed;
     spread.to = dz;
   }
-  if (!p.convolve) {
-    plan.bytes = cut.used();
-    return plan;
-  }
+  if (!p.convolve) return plan;
 
   const Rows du = rows_of(g.du), z = rows_of(p.z, s.lead - s.reach);
   WeightGradients& weights = plan.weights;
+  // Clusters that take tiles back leave no parts: should weights come that they do not take, which
+  // begin on odd addresses, there is room for one.
+  const auto clusters = [&] {
+    return dtype == DType::kBf16 ? has_clusters<__nv_bfloat16>() : has_clusters<__half>();
+  };
+  const bool few = cut.plans() && cut_tiles(p, s, after.rotation, true, tiles) && clusters();
   if (dense != nullptr && is_dense(p) && rows_join(p, g, s)) {
     plan.others = dense;
     after.zero_rows = s.margin;
     plan_dense(p, g, s, cut, plan);
   } else {
     weights.of[0] = plan_gradient(
-        g.second, dtype, {dmixed, rows_of(p.u), s.batch, s.q_len, kBlocksOfSecond}, cut, plan.sums);
+        g.second, dtype, {dmixed, rows_of(p.u), s.batch, s.q_len, few ? 1 : kBlocksOfSecond},
+        {Work::kSecondOfQ, Work::kSecondOfK}, cut, plan.sums);
   }
   if (!s.depthwise) {
     weights.of[1] =
-        plan_gradient(g.first, dtype, {du, z, s.batch, s.u_rows, kBlocksOfFirst}, cut, plan.sums);
+        plan_gradient(g.first, dtype, {du, z, s.batch, s.u_rows, few ? 1 : kBlocksOfFirst},
+                      {Work::kFirstOfQ, Work::kFirstOfK}, cut, plan.sums);
   }
   weights.blocks = weights.of[0].blocks() + weights.of[1].blocks();
   if (tiled) {
@@ -185,18 +197,19 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
     tiles.du = du;
     tiles.dz = dz;
     tiles.temperature = after.temperature;
-    if ((dtype == DType::kBf16 ? has_clusters<__nv_bfloat16>() : has_clusters<__half>()) &&
-        weights_begin_on_16_bytes(g.first) && weights_begin_on_16_bytes(g.second)) {
+    if (clusters() && weights_begin_on_16_bytes(g.first) && weights_begin_on_16_bytes(g.second)) {
       plan.tile_gradients = tile_gradients(g, s, tiles, dmixed, du);
       weights = {};
       plan.sums = {};
     }
-    if (p.makes_u_again) set_first(p, s, cut, after.packs, plan.again, plan.heads_again);
+    if (p.makes_u_again) {
+      set_first(p, s, cut, Work::kPackedAgain, after.packs, plan.again, plan.heads_again);
+    }
     after.token_blocks = 0;
     return plan;
   }
   TapProduct& second = plan.second;
-  set_blocks(p.second, dtype, true, cut, after.packs, second);
+  set_blocks(p.second, dtype, true, cut, {Work::kPackedOfQ, Work::kPackedOfK}, after.packs, second);
   second.from = dmixed;
   second.from_rows = s.q_len;
   second.first_row = -s.margin;
@@ -219,7 +232,7 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
   } else {
     TapProduct& first = plan.first;
     Packs packs = after.packs;
-    set_blocks(p.first, dtype, true, cut, packs, first);
+    set_blocks(p.first, dtype, true, cut, {Work::kPackedFirst, Work::kPackedFirst}, packs, first);
     first.from = du;
     first.from_rows = s.u_rows;
     first.first_row = s.margin;
@@ -229,9 +242,10 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
     first.ending = Ending::kCouple;
     first.finish.coupling = after.coupling;
     if (!move_to_heads(p.first, dtype, first, plan.heads)) after.packs = packs;
-    if (p.makes_u_again) set_first(p, s, cut, after.packs, plan.again, plan.heads_again);
+    if (p.makes_u_again) {
+      set_first(p, s, cut, Work::kPackedAgain, after.packs, plan.again, plan.heads_again);
+    }
   }
-  plan.bytes = cut.used();
   return plan;
 }
 

@@ -3,10 +3,9 @@
 
 namespace fovea::layers::cuda {
 
-ForwardPlan plan_forward(const Prologue& p, const RopeTable& rope, std::byte* scratch) {
+ForwardPlan plan_forward(const Prologue& p, const RopeTable& rope, Cut& cut) {
   const Sizes s(p);
   const DType dtype = p.z.dtype;
-  Cut cut(scratch);
   ForwardPlan plan;
   Before& before = plan.before;
   before.tokens = s.tokens;
@@ -17,10 +16,10 @@ ForwardPlan plan_forward(const Prologue& p, const RopeTable& rope, std::byte* sc
   before.coupling = coupling_of(p.mix, true);
   before.coupling.x = rows_of(p.z, s.lead);
   if (before.coupling.kind == Coupled::kAllHeads) {
-    before.coupling.sums = cut.floats(int64_t{s.tokens} * 2 * s.dim);
+    before.coupling.sums = cut.floats(Work::kSums, int64_t{s.tokens} * 2 * s.dim);
   }
   before.rotation = Rotation::of(rope, p.mix.positions);
-  before.angles = cut.floats(int64_t{s.tokens} * 2 * s.dim);
+  before.angles = cut.floats(Work::kAngles, int64_t{s.tokens} * 2 * s.dim);
   before.lanes = HeadLanes::of(s.dim);
 
   Finish finish;
@@ -39,10 +38,9 @@ ForwardPlan plan_forward(const Prologue& p, const RopeTable& rope, std::byte* sc
   };
   if (!p.convolve) {
     finish_alone(rows_of(p.z, s.lead));
-    plan.bytes = cut.used();
     return plan;
   }
-  if (scratch != nullptr && set_tiles(p, s, before.rotation, false, plan.tiles)) {
+  if (!cut.plans() && set_tiles(p, s, before.rotation, false, plan.tiles)) {
     plan.tiles.values = before.values;
     if (p.begins) plan.tiles.values.first = 0;
     plan.tiles.coupling = before.coupling;
@@ -51,7 +49,7 @@ ForwardPlan plan_forward(const Prologue& p, const RopeTable& rope, std::byte* sc
     return plan;
   }
   WholeForward& whole = plan.whole;
-  if (scratch != nullptr && set_whole(p, s, whole.first, whole.second, whole.room)) {
+  if (!cut.plans() && set_whole(p, s, whole.first, whole.second, whole.room)) {
     whole.span = Divider(s.q_len + s.reach);
     whole.all_rows = s.batch * (s.q_len + s.reach);
     whole.q_len = s.q_len;
@@ -75,10 +73,11 @@ ForwardPlan plan_forward(const Prologue& p, const RopeTable& rope, std::byte* sc
         block.bias.data,      z,    rows_of(p.u)};
     before.depthwise_blocks = depthwise_blocks(before.depthwise);
   } else {
-    set_first(p, s, cut, before.packs, plan.first, plan.heads);
+    set_first(p, s, cut, Work::kPackedFirst, before.packs, plan.first, plan.heads);
   }
   TapProduct& second = plan.second;
-  set_blocks(p.second, dtype, false, cut, before.packs, second);
+  set_blocks(p.second, dtype, false, cut, {Work::kPackedOfQ, Work::kPackedOfK}, before.packs,
+             second);
   second.from = rows_of(p.u);
   second.from_rows = s.u_rows;
   second.set_rows(s.batch, s.q_len);
@@ -88,7 +87,6 @@ ForwardPlan plan_forward(const Prologue& p, const RopeTable& rope, std::byte* sc
   second.tile_cols = heads_fit ? whole_heads(s.dim) : kTileCols;
   second.finish = finish;
   if (!heads_fit) finish_alone(finish.qk);
-  plan.bytes = cut.used();
   return plan;
 }
 

@@ -10,23 +10,51 @@
 
 namespace fovea::layers::cuda {
 
-// Cuts scratch into tensors; without any it only counts.
+// What the prologue's own memory is for. Weights' gradients are of q and of k.
+enum class Work {
+  kSums,    // the coupling's, over heads
+  kAngles,  // forward
+  kSlopes,  // backward, of the temperature, by tokens
+  kTemperature,
+  kPackedOfQ,  // weights of the second convolution
+  kPackedOfK,
+  kPackedFirst,  // of the first
+  kPackedAgain,  // of the first, to make u again
+  kSecondOfQ,    // parts of gradients of the second's weights
+  kSecondOfK,
+  kFirstOfQ,  // the same of the first's
+  kFirstOfK,
+  kColumns,   // sums of single channels
+  kProducts,  // what cuBLASLt takes for gradients
+  kProductsAside,
+  kCount
+};
+static_assert(static_cast<size_t>(Work::kCount) <= kMostWork);
+
+// Hands out the prologue's memory; without any it only counts.
 class Cut {
  public:
-  explicit Cut(std::byte* scratch) : scratch_(scratch) {}
+  explicit Cut(const PrologueWork* work) : work_(work) {}
 
-  void* bytes(int64_t count) {
+  bool plans() const { return work_ == nullptr; }
+  void* bytes(Work from, int64_t count) {
     constexpr size_t kAlignment = 256;
-    std::byte* const at = scratch_ != nullptr ? scratch_ + used_ : nullptr;
-    used_ += (static_cast<size_t>(count) + kAlignment - 1) / kAlignment * kAlignment;
+    const auto n = static_cast<size_t>(from);
+    std::byte* const at =
+        plans() || (*work_)[n].data == nullptr ? nullptr : (*work_)[n].data + used_[n];
+    used_[n] += (static_cast<size_t>(count) + kAlignment - 1) / kAlignment * kAlignment;
     return at;
   }
-  float* floats(int64_t count) { return static_cast<float*>(bytes(4 * count)); }
-  size_t used() const { return used_; }
+  float* floats(Work from, int64_t count) { return static_cast<float*>(bytes(from, 4 * count)); }
+  // What is there to be handed out.
+  int64_t room(Work from) const {
+    return plans() ? INT64_MAX : static_cast<int64_t>((*work_)[static_cast<size_t>(from)].bytes);
+  }
+  size_t used(Work from) const { return used_[static_cast<size_t>(from)]; }
 
  private:
-  std::byte* scratch_;
-  size_t used_ = 0;
+  const PrologueWork* work_;
+  std::array<size_t, kMostWork> used_{};
 };
 
 inline int as_int(int64_t x) { return static_cast<int>(x); }
@@ -66,15 +94,19 @@ inline HeadNorm norm_of(const HeadMix& mix) {
           mix.temperature.data};
 }
 
+// One of q's and one of k's, or of one block the first.
+using WorkOfBlocks = std::array<Work, 2>;
+
 // The weights of a convolution, packed for a product; `packs` gets the work.
-inline void set_blocks(const Conv& conv, DType dtype, bool backward, Cut& cut, Packs& packs,
-                       TapProduct& product) {
+inline void set_blocks(const Conv& conv, DType dtype, bool backward, Cut& cut,
+                       const WorkOfBlocks& work, Packs& packs, TapProduct& product) {
   product.taps = as_int(conv.taps);
   product.blocks = conv.blocks;
   for (int n = 0; n < conv.blocks; ++n) {
     const ConvBlock& from = conv.block[static_cast<size_t>(n)];
     const int channels = as_int(from.channels), group = as_int(from.group);
-    void* const packed = cut.bytes(from.channels * from.group * conv.taps * dtype_bytes(dtype));
+    void* const packed = cut.bytes(work[static_cast<size_t>(n)],
+                                   from.channels * from.group * conv.taps * dtype_bytes(dtype));
     packs.add(from.weight.data, packed, product.taps, channels, group, backward);
     product.block[n] = {as_int(from.first), channels, group, packed,
                         backward ? nullptr : from.bias.data};
@@ -111,10 +143,10 @@ constexpr int kTileCols = 128;  // of products
 inline int whole_heads(int dim) { return std::max(1, kTileCols / dim) * dim; }
 
 // The first convolution, of heads, from z to u.
-inline void set_first(const Prologue& p, const Sizes& s, Cut& cut, Packs& packs, TapProduct& first,
-                      HeadConv& heads) {
+inline void set_first(const Prologue& p, const Sizes& s, Cut& cut, Work work, Packs& packs,
+                      TapProduct& first, HeadConv& heads) {
   Packs with = packs;
-  set_blocks(p.first, p.z.dtype, false, cut, with, first);
+  set_blocks(p.first, p.z.dtype, false, cut, {work, work}, with, first);
   first.from = rows_of(p.z, s.lead - s.reach);
   first.to = rows_of(p.u);
   first.from_rows = s.reach + s.q_len;

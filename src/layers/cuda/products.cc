@@ -9,9 +9,6 @@
 namespace fovea::layers::cuda {
 namespace {
 
-constexpr size_t kScratchAlignment = 256;
-constexpr size_t kAlignedBytes = Products::kScratchBytes - kScratchAlignment;
-
 cudaDataType_t type_of(DType dtype) {
   return dtype == DType::kF32 ? CUDA_R_32F : dtype == DType::kF16 ? CUDA_R_16F : CUDA_R_16BF;
 }
@@ -114,6 +111,7 @@ struct Products::Choice {
   Description description;
   Layout a, b, c;
   cublasLtMatmulAlgo_t algorithm{};
+  size_t bytes = 0;  // of scratch
   bool found = false;
 
   Status bind(const Product& p) {
@@ -122,7 +120,7 @@ struct Products::Choice {
   }
 };
 
-Products::Key Products::key_of(const Product& p) {
+Products::Key Products::key_of(const Product& p, size_t most_bytes) {
   return {{p.batch,
            p.rows,
            p.cols,
@@ -142,11 +140,13 @@ Products::Key Products::key_of(const Product& p) {
            alignment_of(p.a.data),
            alignment_of(p.b.data),
            alignment_of(p.c.data),
-           alignment_of(p.vector())}};
+           alignment_of(p.vector()),
+           static_cast<int64_t>(most_bytes)}};
 }
 
-Result<std::shared_ptr<Products::Choice>> Products::choice_of(const Product& p) const {
-  const Key key = key_of(p);
+Result<std::shared_ptr<Products::Choice>> Products::choice_of(const Product& p,
+                                                              size_t most_bytes) const {
+  const Key key = key_of(p, most_bytes);
   const auto known = [&]() -> std::shared_ptr<Choice> {
     const auto at = std::find_if(known_.begin(), known_.end(),
                                  [&](const Known& one) { return one.key == key; });
@@ -156,14 +156,15 @@ Result<std::shared_ptr<Products::Choice>> Products::choice_of(const Product& p) 
     const std::shared_lock lock(mutex_);
     if (auto choice = known()) return choice;
   }
-  auto made = choose(p);
+  auto made = choose(p, most_bytes);
   if (!made.ok()) return made;
   const std::unique_lock lock(mutex_);
   if (known_.size() < kMostKept && known() == nullptr) known_.push_back({key, *made});
   return made;
 }
 
-Result<std::shared_ptr<Products::Choice>> Products::choose(const Product& p) const {
+Result<std::shared_ptr<Products::Choice>> Products::choose(const Product& p,
+                                                           size_t most_bytes) const {
   const BlasLibrary& blas = loaded_blas().calls;
   auto choice = std::make_shared<Choice>();
   Calls calls;
@@ -177,7 +178,7 @@ Result<std::shared_ptr<Products::Choice>> Products::choose(const Product& p) con
   const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
     calls(blas.set_preference(preference.get(), attribute, &value, sizeof(value)));
   };
-  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{kAlignedBytes});
+  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{most_bytes});
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(p.b.data));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(p.a.data));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(p.c.data));
@@ -197,7 +198,9 @@ Result<std::shared_ptr<Products::Choice>> Products::choose(const Product& p) con
   }
   // Heuristics know nothing of a vector's alignment, and kernels trap over it.
   choice->found = asked == CUBLAS_STATUS_SUCCESS && count > 0 && alignment_of(p.vector()) >= 16;
-  choice->algorithm = proposed[best_of(p, dtype_, proposed, count)].algo;
+  const cublasLtMatmulHeuristicResult_t& best = proposed[best_of(p, dtype_, proposed, count)];
+  choice->algorithm = best.algo;
+  choice->bytes = best.workspaceSize;
   return choice;
 }
 
@@ -207,8 +210,18 @@ Result<bool> Products::takes(const Product& p) const {
   return (*choice)->found;
 }
 
-Status Products::run(const Product& p, void* scratch, cudaStream_t stream) const {
-  const auto found = choice_of(p);
+Result<size_t> Products::scratch_bytes(const Product& p) const {
+  const auto choice = choice_of(p);
+  if (!choice.ok()) return choice.status();
+  return (*choice)->bytes;
+}
+
+Status Products::run(const Product& p, Scratch scratch, cudaStream_t stream) const {
+  void* aligned = scratch.data;
+  size_t room = scratch.bytes;
+  if (std::align(kScratchAlignment, 1, aligned, room) == nullptr) room = 0;
+  auto found = choice_of(p);
+  if (found.ok() && (*found)->bytes > room) found = choice_of(p, room);
   if (!found.ok()) return found.status();
   Choice& choice = **found;
   if (!choice.found) {
@@ -228,13 +241,12 @@ Status Products::run(const Product& p, void* scratch, cudaStream_t stream) const
   const auto scale = static_cast<float>(p.scale);
   const float keep = p.write == Write::kAdd ? 1.0f : 0.0f;
   void* const c = const_cast<void*>(p.c.data);
-  size_t room = kScratchBytes;
-  std::align(kScratchAlignment, kAlignedBytes, scratch, room);
-  return to_status(loaded_blas().calls.matmul(handle_, choice.description.get(), &scale, p.b.data,
-                                              choice.b.get(), p.a.data, choice.a.get(), &keep, c,
-                                              choice.c.get(), c, choice.c.get(), &choice.algorithm,
-                                              scratch, kAlignedBytes, stream),
-                   "layer: launching a product");
+  return to_status(
+      loaded_blas().calls.matmul(handle_, choice.description.get(), &scale, p.b.data,
+                                 choice.b.get(), p.a.data, choice.a.get(), &keep, c, choice.c.get(),
+                                 c, choice.c.get(), &choice.algorithm,
+                                 choice.bytes > 0 ? aligned : nullptr, choice.bytes, stream),
+      "layer: launching a product");
 }
 
 }  // namespace fovea::layers::cuda

@@ -44,29 +44,34 @@ struct Product {
 class Products {
  public:
   // For cuBLASLt to cut the depth of products that have few tiles, as those of weights' gradients
-  // are, and room to begin it on 256 bytes, which it insists on. With the 32 MiB that it is usually
-  // given on Hopper it hardly chooses faster algorithms, and of some products slower ones.
-  static constexpr size_t kScratchBytes = (size_t{2} << 20) + 256;
+  // are. With the 32 MiB that it is usually given on Hopper it hardly chooses faster algorithms,
+  // and of some products slower ones.
+  static constexpr size_t kMostBytes = size_t{2} << 20;
+  // Enough for any product: with room to begin it on 256 bytes, which cuBLASLt insists on.
+  static constexpr size_t kScratchAlignment = 256, kScratchBytes = kMostBytes + kScratchAlignment;
 
   Products(cublasLtHandle_t handle, DType dtype, Tf32 tf32)
       : handle_(handle), dtype_(dtype), tf32_(tf32) {}
 
   // Whether there is an algorithm; asks for it where it is not known yet.
   Result<bool> takes(const Product& p) const;
-  // Queues the product on a stream of the current device; scratch holds kScratchBytes.
-  Status run(const Product& p, void* scratch, cudaStream_t stream) const;
+  // The scratch that it takes, if that begins on 256 bytes; so do tensors without an address.
+  Result<size_t> scratch_bytes(const Product& p) const;
+  // Queues the product on a stream of the current device, by the algorithm that is best or, where
+  // its scratch is too small for that, the best that it is enough for.
+  Status run(const Product& p, Scratch scratch, cudaStream_t stream) const;
 
  private:
   // All that the choice of an algorithm depends on.
   struct Key {
-    std::array<int64_t, 20> values{};
+    std::array<int64_t, 21> values{};
     friend bool operator==(const Key&, const Key&) = default;
   };
   struct Choice;
 
-  static Key key_of(const Product& p);
-  Result<std::shared_ptr<Choice>> choice_of(const Product& p) const;
-  Result<std::shared_ptr<Choice>> choose(const Product& p) const;
+  static Key key_of(const Product& p, size_t most_bytes);
+  Result<std::shared_ptr<Choice>> choice_of(const Product& p, size_t most_bytes = kMostBytes) const;
+  Result<std::shared_ptr<Choice>> choose(const Product& p, size_t most_bytes) const;
 
   cublasLtHandle_t handle_;
   DType dtype_;

@@ -13,12 +13,8 @@ bool takes(const Prologue& p) {
          (!p.mixed.given() || begins(p.mixed)) && begins(p.qk) && begins(p.v);
 }
 
-}  // namespace
-
-size_t prologue_scratch_bytes(const Prologue& p, const RopeTable& rope, Pass pass,
-                              const DenseGradients* dense) {
-  if (pass == Pass::kForward) return plan_forward(p, rope, nullptr).bytes;
-  // As if every gradient were asked for.
+// As if every gradient were asked for.
+PrologueGradients all_gradients(const Prologue& p) {
   const auto asked = [](Conv conv) {
     for (ConvBlock& block : conv.block) block.weight.rank = block.bias.rank = 1;
     return conv;
@@ -32,7 +28,51 @@ size_t prologue_scratch_bytes(const Prologue& p, const RopeTable& rope, Pass pas
   g.dtemperature.rank = p.mix.norm ? 1 : 0;
   g.first = asked(p.first);
   g.second = asked(p.second);
-  return plan_backward(p, g, rope, nullptr, dense).bytes;
+  return g;
+}
+
+constexpr Life kInForward{ccgqa_forward::kPrologue, ccgqa_forward::kPrologue};
+
+// In backward.
+Life life_of(Work work) {
+  using namespace ccgqa_backward;
+  switch (work) {
+    case Work::kSlopes: return {kTokens, kTokens};
+    case Work::kPackedOfQ:
+    case Work::kPackedOfK: return {kTokens, kSecond};
+    case Work::kPackedAgain: return {kTokens, kAgain};
+    case Work::kSecondOfQ:
+    case Work::kSecondOfK: return {kSecondWeights, kFirst};
+    case Work::kProducts:
+    case Work::kProductsAside: return {kSecondWeights, kSecondWeights};
+    case Work::kFirstOfQ:
+    case Work::kFirstOfK:
+    case Work::kColumns: return {kFirst, kFirst};
+    default: return {kTokens, kFirst};
+  }
+}
+
+}  // namespace
+
+PrologueNeeds prologue_needs(const Prologue& p, const RopeTable& rope, Pass pass,
+                             const DenseGradients* dense) {
+  Cut cut(nullptr);
+  if (pass == Pass::kForward) {
+    plan_forward(p, rope, cut);
+  } else {
+    plan_backward(p, all_gradients(p), rope, cut, dense);
+  }
+  PrologueNeeds needs;
+  for (size_t n = 0; n < static_cast<size_t>(Work::kCount); ++n) {
+    const auto work = static_cast<Work>(n);
+    needs[n] = {cut.used(work), pass == Pass::kForward ? kInForward : life_of(work)};
+  }
+  return needs;
+}
+
+std::array<Scratch, 2> scratch_of_dense(const PrologueWork& work) {
+  return {work[static_cast<size_t>(Work::kProducts)],
+          work[static_cast<size_t>(Work::kProductsAside)]};
 }
 
 bool prologue_goes_by_tiles(const Prologue& p, const RopeTable& rope, Pass pass) {
@@ -41,10 +81,10 @@ bool prologue_goes_by_tiles(const Prologue& p, const RopeTable& rope, Pass pass)
                                pass == Pass::kBackward, tiles);
 }
 
-cudaError_t prologue(const Prologue& p, const RopeTable& rope, std::byte* scratch,
-                     cudaStream_t stream) {
+cudaError_t prologue(const Prologue& p, const RopeTable& rope, cudaStream_t stream) {
   if (!takes(p)) return cudaErrorInvalidValue;
-  const ForwardPlan plan = plan_forward(p, rope, scratch);
+  Cut cut(&p.work);
+  const ForwardPlan plan = plan_forward(p, rope, cut);
   switch (p.z.dtype) {
     case DType::kBf16: return run<__nv_bfloat16>(plan, stream);
     case DType::kF16: return run<__half>(plan, stream);
@@ -54,10 +94,11 @@ cudaError_t prologue(const Prologue& p, const RopeTable& rope, std::byte* scratc
 }
 
 cudaError_t prologue_backward(const Prologue& p, const PrologueGradients& g, const RopeTable& rope,
-                              std::byte* scratch, cudaStream_t stream, const DenseGradients* dense,
+                              cudaStream_t stream, const DenseGradients* dense,
                               const SideStream* side) {
   if (!takes(p)) return cudaErrorInvalidValue;
-  BackwardPlan plan = plan_backward(p, g, rope, scratch, dense);
+  Cut cut(&p.work);
+  BackwardPlan plan = plan_backward(p, g, rope, cut, dense);
   plan.side = side;
   switch (p.z.dtype) {
     case DType::kBf16: return run<__nv_bfloat16>(plan, stream);

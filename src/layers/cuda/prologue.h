@@ -40,25 +40,26 @@ class DenseGradients {
  public:
   virtual ~DenseGradients() = default;
   virtual cudaError_t add(const DenseGradient& gradient, cudaStream_t stream) const = 0;
+  virtual size_t scratch_bytes(const DenseGradient& gradient) const = 0;  // by its sizes
 };
 
-// Of the memory that a call needs besides its tensors. Only sizes of `p` and its toggles count;
-// with `dense`, backward is always called with it, and with a dmixed whose rows lie as u's do and
-// are room for zeros between the members of a batch.
-size_t prologue_scratch_bytes(const Prologue& p, const RopeTable& rope, Pass pass,
-                              const DenseGradients* dense = nullptr);
+// What p.work is to be, on the current device. Only sizes of `p` and its toggles count; with
+// `dense`, backward is always called with it, and with a dmixed whose rows lie as u's do and are
+// room for zeros between the members of a batch.
+PrologueNeeds prologue_needs(const Prologue& p, const RopeTable& rope, Pass pass,
+                             const DenseGradients* dense = nullptr);
+// The memory that `dense` may take, on the call's stream and on another.
+std::array<Scratch, 2> scratch_of_dense(const PrologueWork& work);
 
-cudaError_t prologue(const Prologue& p, const RopeTable& rope, std::byte* scratch,
-                     cudaStream_t stream);
+cudaError_t prologue(const Prologue& p, const RopeTable& rope, cudaStream_t stream);
 
-// Whether a pass is that of tiles (tile_forward.cuh, tile_backward.cuh).
+// Whether a pass is that of tiles (tile_forward.cuh, tile_backward.cuh), on the current device.
 bool prologue_goes_by_tiles(const Prologue& p, const RopeTable& rope, Pass pass);
 
 // g.dmixed and g.du need no zeros in the rows before and after those of the tokens. Gradients of
 // weights may come on a side stream, where one is given.
 cudaError_t prologue_backward(const Prologue& p, const PrologueGradients& g, const RopeTable& rope,
-                              std::byte* scratch, cudaStream_t stream,
-                              const DenseGradients* dense = nullptr,
+                              cudaStream_t stream, const DenseGradients* dense = nullptr,
                               const SideStream* side = nullptr);
 
 }  // namespace fovea::layers::cuda

@@ -13,9 +13,9 @@
 
 namespace fovea::layers::cuda {
 
-// Made with no scratch, only `bytes` means something.
+class Cut;
+
 struct ForwardPlan {
-  size_t bytes = 0;
   TileForward tiles;   // blocks: it is all that is launched
   WholeForward whole;  // the same
   Before before;
@@ -23,10 +23,10 @@ struct ForwardPlan {
   HeadConv heads;            // in place of the first product
   FinishAlone finish;        // no columns: the second product ends so
 };
-ForwardPlan plan_forward(const Prologue& p, const RopeTable& rope, std::byte* scratch);
+// Where `cut` only counts, the plan means nothing.
+ForwardPlan plan_forward(const Prologue& p, const RopeTable& rope, Cut& cut);
 
 struct BackwardPlan {
-  size_t bytes = 0;
   const SideStream* side = nullptr;  // for gradients of weights
   TileBackward tiles;                // blocks: in place of `after` and of both products
   TileGradients tile_gradients;      // blocks: in place of `weights` and `sums`
@@ -45,7 +45,7 @@ struct BackwardPlan {
   PartSums sums;
 };
 BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const RopeTable& rope,
-                           std::byte* scratch, const DenseGradients* dense = nullptr);
+                           Cut& cut, const DenseGradients* dense = nullptr);
 
 // Whether blocks come in clusters on this device, in code that was compiled for them.
 template <typename T>

@@ -199,22 +199,20 @@ cudaError_t run(const BackwardPlan& plan, cudaStream_t stream) {
   if constexpr (sizeof(T) == 2) {
     if (plan.tiles.blocks > 0) {
       add_tiles<T>(to, plan.tiles);
-      follow();
-      if (to.error() == cudaSuccess) {
-        add_heads<T, false>(beside, plan.heads_again);
-        beside.add<tile_gradients_kernel<T>>(blocks_of(plan.tile_gradients.blocks), kSliceThreads,
-                                             kSliceSharedBytes, plan.tile_gradients);
-        add_gradients<T>(beside, plan.weights);
-        add_sums<T>(beside, plan.sums);
-      }
-      return first_error();
+      follow();  // z's gradient is there
+      add_heads<T, false>(to, plan.heads_again);
+      to.add<tile_gradients_kernel<T>>(blocks_of(plan.tile_gradients.blocks), kSliceThreads,
+                                       kSliceSharedBytes, plan.tile_gradients);
+      add_gradients<T>(to, plan.weights);
+      add_sums<T>(to, plan.sums);
+      return to.error();
     }
   }
   to.add<after_kernel<T>>(blocks_of(plan.after.token_blocks + plan.after.packs.tiles),
                           kTokenThreads, 0, plan.after);
   add_product<T>(to, plan.again);
   add_heads<T, false>(to, plan.heads_again);
-  // Before du is made, if that is over u; otherwise of both convolutions in one launch.
+  // Before du is made, if that may be over u; otherwise of both convolutions in one launch.
   const bool apart = plan.makes_u_again;
   if (apart) add_gradients<T>(to, plan.weights.only(0));
   add_dense(to, beside, plan);
@@ -233,6 +231,7 @@ cudaError_t run(const BackwardPlan& plan, cudaStream_t stream) {
   beside.add<column_sums_kernel<T>>(blocks_of(tiles, plan.columns.parts), kSumThreads, 0,
                                     plan.columns);
   add_sums<T>(beside, plan.sums);
+  follow();
   return first_error();
 }
 

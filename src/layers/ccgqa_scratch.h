@@ -1,0 +1,23 @@
+// What the steps of CCGQA take besides tensors, each for as long as it lasts.
+#pragma once
+
+#include "layers/layer.h"
+
+namespace fovea::layers {
+
+struct CcgqaScratch {
+  Slot project, output, prologue[2];                  // of prologues that are not by p.work alone
+  Slot dheads, dout_weight, dproject_weight, dquery;  // of backward's products
+
+  // By the sizes of query, attention's output, z's tokens and their gradient; of `sizes` all but z.
+  Status make(LayerParts& layer, const TensorView& x, const TensorView& heads, const TensorView& z,
+              const TensorView& dz, const Prologue& sizes);
+  PrologueWork work_at(const Memory& at, Pass pass) const;
+
+ private:
+  Status make_work(LayerParts& layer, const Prologue& sizes, Pass pass);
+
+  std::array<Slot, kMostWork> work_[2];  // the prologue's own; forward, backward
+};
+
+}  // namespace fovea::layers
