@@ -1,4 +1,5 @@
 // The ops of the layers: fovea::layer, layer_backward, layer_cached and layer_saved_bytes.
+#include <iterator>
 #include <stdexcept>
 #include <string>
 
@@ -47,9 +48,10 @@ Views views_of(const char* name, std::vector<Viewed>& list) {
   return views;
 }
 
-// A request that was read, with its plan.
+// A request that was read, with its plan. Results are new tensors, which lend their memory where
+// none is left out.
 struct Call {
-  Call(Request& r, LayerUse use) : weights(views_of("weights", r.weights)) {
+  Call(Request& r, LayerUse use, bool lends = true) : weights(views_of("weights", r.weights)) {
     make_view("query", r.query);
     make_view("key", r.key);
     make_view("value", r.value);
@@ -70,6 +72,7 @@ struct Call {
     shape.kv_len = keys.given() ? keys.sizes[1] : 0;
     shape.use = use;
     shape.masked = inputs.mask.given();
+    shape.lends = lends;
     layer = find_layer(r.options, shape, query.device);
     inputs.dropout = read_dropout_seed(r.dropout_seed, layer->dropout());
   }
@@ -81,6 +84,15 @@ struct Call {
   LayerShape shape;
   std::shared_ptr<const BoundLayer> layer;
 };
+
+// Whether a gradient of each of query, key, value and the weights that there are is wanted.
+bool wants_all(const Request& r, const std::vector<bool>& wanted) {
+  const bool given[] = {true, r.key.tensor.has_value(), r.value.tensor.has_value()};
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (!wanted[i] && (i >= std::size(given) || given[i])) return false;
+  }
+  return true;
+}
 
 Viewed run_forward(const Call& call, LayerCache* cache, Saved saved) {
   Viewed out = empty_like(call.inputs.query);
@@ -115,7 +127,7 @@ void layer_backward(StableIValue* stack, uint64_t, uint64_t) {
   Request r = take_request(arguments);
   const auto wanted = arguments.take<std::vector<bool>>();
   make_view("dout", dout);
-  const Call call(r, LayerUse::kTraining);
+  const Call call(r, LayerUse::kTraining, wants_all(r, wanted));
   Views all{call.inputs.query, call.inputs.key, call.inputs.value};
   all.insert(all.end(), call.weights.begin(), call.weights.end());
   if (wanted.size() != all.size()) {
@@ -160,6 +172,7 @@ void layer_saved_bytes(StableIValue* stack, uint64_t, uint64_t) {
   shape.q_len = arguments.take<int64_t>();
   shape.kv_len = arguments.take<int64_t>();
   shape.use = LayerUse::kTraining;
+  shape.lends = true;  // as most calls will be
   const Device on = device < 0 ? Device::cpu() : Device::cuda(static_cast<int>(device));
   give_back(stack, static_cast<int64_t>(find_layer(options, shape, on)->saved_bytes()));
 }

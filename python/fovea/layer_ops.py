@@ -75,11 +75,17 @@ _ALIGNMENT, _MOST_SAVED = 64, 16
 
 
 def _room_for_saved(options: str, inputs: LayerInputs) -> int:
-    """At least the bytes that a backward pass needs, as a formula of the sizes: those of a graph may be symbols."""
+    """At least the bytes that a backward pass needs. The sizes of a graph may be symbols: then by a formula of them."""
     query, key = inputs.query, inputs.value if inputs.key is None else inputs.key
-    fixed, per_query, per_key = _saved_bytes_per(options, query.get_device(), key is not None)
     kv_len = 0 if key is None else key.shape[1]
+    sizes = (query.shape[0], query.shape[1], kv_len)
+    if not torch.compiler.is_compiling() and all(isinstance(size, int) for size in sizes):
+        return max(_saved_bytes(options, query.get_device(), *sizes), 1)  # 0 would mean that there is no backward
+    fixed, per_query, per_key = _saved_bytes_per(options, query.get_device(), key is not None)
     return query.shape[0] * (fixed + per_query * query.shape[1] + per_key * kv_len) + _ALIGNMENT * _MOST_SAVED
+
+
+_saved_bytes = functools.lru_cache(maxsize=1024)(_layer_saved_bytes)
 
 
 @torch.compiler.assume_constant_result
