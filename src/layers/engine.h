@@ -80,12 +80,11 @@ class LayerEngine {
   }
   virtual size_t prologue_bytes() const { return scratch_bytes(); }
 
-  // What is queued aside waits for what `run` has queued by then, or, if it comes after `follow`,
-  // by that; what `run` queues after `wait` waits for what is aside by then, and after `join` for
-  // all of it. `fork` and `join` are always called, whatever has failed.
+  // What is queued aside waits for what `run` had queued by `fork`; what `run` queues after `wait`
+  // waits for what is aside by then, and after `join` for all of it. `fork` and `join` are always
+  // called, whatever has failed.
   virtual bool forks() const { return false; }  // or steps take turns
   virtual Aside fork(Run& run) const { return {run, {}}; }
-  virtual void follow(Run&, Aside&) const {}
   virtual void wait(Run&, Aside&) const {}
   virtual void join(Run& run, Aside& aside) const { run.note(aside.run.status); }
 

@@ -40,8 +40,9 @@ Status Heads::make(LayerParts& parts, const LayerOptions& o, const HeadSizes& si
   if (Status s = parts.make_attend(
           problem, o.position, plan,
           {.forward = {kAttend, kAttend}, .backward = {kAttendBack, kAttendBack}});
-      !s.ok())
+      !s.ok()) {
     return s;
+  }
   MemoryPlan& memory = parts.memory;
   const DType dtype = parts.dtype;
   if (qk_norm_ != QkNorm::kNone) {

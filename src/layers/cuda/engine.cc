@@ -78,15 +78,9 @@ Aside CudaEngine::fork(Run& run) const {
   aside.hold = side_.lend(stream);
   if (!aside.hold) return aside;
   aside.run.stream.handle = side_.get();
-  follow(run, aside);
-  return aside;
-}
-
-void CudaEngine::follow(Run& run, Aside& aside) const {
-  if (!aside.hold) return;
   const fovea::cuda::CurrentDevice current(device_);
-  const auto stream = static_cast<cudaStream_t>(run.stream.handle);
   run.note(fovea::cuda::to_status(side_.follow(stream), "layer: forking"));
+  return aside;
 }
 
 void CudaEngine::wait(Run& run, Aside& aside) const {

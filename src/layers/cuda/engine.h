@@ -31,7 +31,6 @@ class CudaEngine final : public LayerEngine {
   size_t prologue_bytes() const override { return 0; }  // p.work is all
   bool forks() const override { return side_.get() != nullptr; }
   Aside fork(Run& run) const override;
-  void follow(Run& run, Aside& aside) const override;
   void wait(Run& run, Aside& aside) const override;
   void join(Run& run, Aside& aside) const override;
   void linear(Run& run, const TensorView& x, const Projection& p,

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numbers>
 #include <span>
 
+#include "backend/cuda/common/exponents.h"
 #include "backend/sequence.h"
 
 namespace fovea::cuda {
@@ -30,7 +30,6 @@ constexpr int64_t kShortKeys = 128, kShortRows = 1024, kShortWork = 5 << 18;
 constexpr double kLeastScale = 1e-6;  // that a term is divided by
 // Logits up to which weights may refer to 0: far from where sums leave the range of floats.
 constexpr double kMostLogitBound = 44;
-constexpr double kSameScale = 1e-6;  // relative: less than the rounding of scores
 
 // What scores need besides a positive scale and a range of visible keys.
 Terms terms_of(const AttentionProblem& p) {
@@ -277,8 +276,7 @@ ForwardArguments plan_forward(const AttentionProblem& p, const ForwardConfig& c,
   a.turn = cut.longest_first ? gpu.sm_count : std::numeric_limits<int>::max();
   a.bounded = p.logit_bound && *p.logit_bound <= kMostLogitBound && cut.parts == 1 &&
               !has(p.features, Feature::kSink);
-  a.products_are_exponents =
-      a.bounded && std::abs(scale_of(p) * std::numbers::log2e - 1) < kSameScale;
+  a.products_are_exponents = a.bounded && products_are_exponents(scale_of(p));
   a.tiles_of_heads = tiles_of_heads(p, c);
   a.of_heads = Divider::by(p.batch * p.head_kv);
   a.of_head_kv = Divider::by(p.head_kv);

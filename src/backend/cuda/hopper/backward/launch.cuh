@@ -1,8 +1,7 @@
 // Launching of one backward pass: what it needs of every row, the kernel, the rounding of its sums.
 #pragma once
 
-#include <cmath>
-
+#include "backend/cuda/common/exponents.h"
 #include "backend/cuda/common/launch.cuh"
 #include "backend/cuda/hopper/backward/instance.h"
 #include "backend/cuda/hopper/backward/kernel.cuh"
@@ -10,8 +9,6 @@
 #include "base/ceil_div.h"
 
 namespace fovea::cuda::hopper {
-
-inline constexpr float kSameScale = 1e-6f;  // relative: less than the rounding of scores
 
 template <typename Shape>
 cudaError_t launch_backward(const BackwardArguments& arguments, cudaStream_t stream) {
@@ -25,9 +22,8 @@ cudaError_t launch_backward(const BackwardArguments& arguments, cudaStream_t str
   const int64_t blocks =
       int64_t{a.batch} * a.p.head_kv * ceil_div(a.p.kv_len, kC.keys()) * a.row_parts;
   const Launch how = {dim3(static_cast<unsigned>(blocks)), kC.threads(), kBytes, stream};
-  const bool exponents = std::abs(a.p.scale * kLog2e - 1) < kSameScale;
-  error = exponents ? launch<backward_kernel<Shape, true>>(how, arguments)
-                    : launch<backward_kernel<Shape, false>>(how, arguments);
+  error = products_are_exponents(a.p.scale) ? launch<backward_kernel<Shape, true>>(how, arguments)
+                                            : launch<backward_kernel<Shape, false>>(how, arguments);
   if (error != cudaSuccess) return error;
   error = round_sums<T, kC.dim, kC.dim>(a, stream);
   return error == cudaSuccess && a.dsink != nullptr ? sink_gradient(a, stream) : error;
