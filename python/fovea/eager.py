@@ -22,7 +22,7 @@ _get_deterministic_algorithms = torch._C._get_deterministic_algorithms
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _len_torch_dispatch_stack = torch._C._len_torch_dispatch_stack
 _get_autocast_dtype, _is_autocast_enabled = torch.get_autocast_dtype, torch.is_autocast_enabled
-_is_grad_enabled, _FLOAT32 = torch.is_grad_enabled, torch.float32
+_FLOAT32 = torch.float32
 _recorded_by_torch = getattr(ops.overrideable, "_op", ops.overrideable)  # what an op is called through
 below_autograd = torch._C._AutoDispatchBelowAutograd
 
@@ -69,12 +69,15 @@ def run_plain(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
         or (dtype is _FLOAT32 and on_gpu and tf32_is_allowed())
     ):
         return None
-    if _is_any_autocast_enabled() and _is_autocast_enabled(device_type := "cuda" if on_gpu else "cpu"):
-        # Projections made most of them in that dtype.
-        if not (dtype is k.dtype is v.dtype is _get_autocast_dtype(device_type)):
+    if _is_any_autocast_enabled():
+        # Projections made most of them in autocast's dtype: then it is one question, and each that names a device is dear.
+        device_type = "cuda" if on_gpu else "cpu"
+        wanted = dtype is k.dtype is v.dtype is _get_autocast_dtype(device_type)
+        if not wanted and _is_autocast_enabled(device_type):
             q, k, v = ops.in_autocast(device_type, q, k, v)
-    wants_gradient = (q.requires_grad or k.requires_grad or v.requires_grad) and _is_grad_enabled()
-    if wants_gradient or forward_ad._current_level >= 0:  # torch refuses forward mode: the other op would not
+    # Whether gradients are enabled is not asked: this op is right without them too, and few ask for it so. torch refuses
+    # forward mode: the other op would not.
+    if q.requires_grad or k.requires_grad or v.requires_grad or forward_ad._current_level >= 0:
         if scale is None:  # what is passed by name takes longer
             return _recorded_by_torch(q, k, v, None, 0.0, causal)[0]
         return _recorded_by_torch(q, k, v, None, 0.0, causal, scale=scale)[0]

@@ -36,7 +36,7 @@ def scaled_dot_product_attention(
         [..., head_q, q_len, dim_v]. A row that sees no key gives zeros.
     """
     plain = attn_mask is None and not dropout_p and not is_dynamo_compiling()
-    if plain and query.shape == key.shape and query.ndim == 4:  # most calls, shortly
+    if plain and (shape := query.shape) == key.shape and len(shape) == 4:  # most calls, shortly
         out = run_plain(query, key, value, is_causal, scale)
         if out is not None:
             return out
