@@ -32,6 +32,10 @@ struct LayerShape {
   // contiguous, aligned like a workspace, and overlap no other tensor. `saved` is the same either
   // way.
   bool lends = false;
+  // Backward spends what forward left for it: it may write over `saved`, and needs a smaller
+  // workspace for it. Another backward pass then needs another forward pass, or a copy of `saved`,
+  // which forward writes the same either way.
+  bool spends = false;
 };
 
 // Keys and values of the tokens so far. What each layer keeps is its own affair (docs/layers.md);

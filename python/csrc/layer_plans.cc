@@ -157,8 +157,8 @@ std::string key_of(const std::string& options, const LayerShape& shape, Device d
   std::string key = options;
   for (const int64_t number :
        {shape.batch, shape.q_len, shape.kv_len, static_cast<int64_t>(shape.use),
-        int64_t{shape.masked}, int64_t{shape.lends}, static_cast<int64_t>(device.type),
-        int64_t{device.index}, int64_t{threads}}) {
+        int64_t{shape.masked}, int64_t{shape.lends}, int64_t{shape.spends},
+        static_cast<int64_t>(device.type), int64_t{device.index}, int64_t{threads}}) {
     key += ' ';
     key += std::to_string(number);
   }

@@ -51,7 +51,8 @@ Views views_of(const char* name, std::vector<Viewed>& list) {
 // A request that was read, with its plan. Results are new tensors, which lend their memory where
 // none is left out.
 struct Call {
-  Call(Request& r, LayerUse use, bool lends = true) : weights(views_of("weights", r.weights)) {
+  Call(Request& r, LayerUse use, bool lends = true, bool spends = false)
+      : weights(views_of("weights", r.weights)) {
     make_view("query", r.query);
     make_view("key", r.key);
     make_view("value", r.value);
@@ -73,6 +74,7 @@ struct Call {
     shape.use = use;
     shape.masked = inputs.mask.given();
     shape.lends = lends;
+    shape.spends = spends;
     layer = find_layer(r.options, shape, query.device);
     inputs.dropout = read_dropout_seed(r.dropout_seed, layer->dropout());
   }
@@ -126,8 +128,9 @@ void layer_backward(StableIValue* stack, uint64_t, uint64_t) {
   const auto saved = arguments.take<Tensor>();
   Request r = take_request(arguments);
   const auto wanted = arguments.take<std::vector<bool>>();
+  const auto spends = arguments.take<bool>();
   make_view("dout", dout);
-  const Call call(r, LayerUse::kTraining, wants_all(r, wanted));
+  const Call call(r, LayerUse::kTraining, wants_all(r, wanted), spends);
   Views all{call.inputs.query, call.inputs.key, call.inputs.value};
   all.insert(all.end(), call.weights.begin(), call.weights.end());
   if (wanted.size() != all.size()) {

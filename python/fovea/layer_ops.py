@@ -117,7 +117,7 @@ def _layer_shapes(query, *rest):
 
 @torch.library.register_fake("fovea::layer_backward")
 def _layer_backward_shapes(
-    dout, saved, query, key, value, mask, position_ids, key_position_ids, weights, seed, options, wanted
+    dout, saved, query, key, value, mask, position_ids, key_position_ids, weights, seed, options, wanted, spends=False
 ):
     return [
         query.new_empty((0,)) if t is None or not want else t.new_empty(t.shape)
@@ -133,6 +133,7 @@ def _layer_cached_shapes(query, *rest):
 # --- gradients --------------------------------------------------------------------------------------------------
 
 _INPUTS = len(LayerInputs._fields)
+_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 
 
 def _keep(ctx, saved, seed, inputs, weights, options):
@@ -140,11 +141,11 @@ def _keep(ctx, saved, seed, inputs, weights, options):
     ctx.options = options
 
 
-def _gradients(ctx, dout, wanted: list[bool]) -> tuple[list, list]:
+def _gradients(ctx, dout, wanted: list[bool], spends: bool = False) -> tuple[list, list]:
     """Of the inputs and of the weights; None where not wanted. wanted: of query, key, value and the weights."""
     saved, seed, *tensors = ctx.saved_tensors
     inputs, weights = tensors[:_INPUTS], tensors[_INPUTS:]
-    found = layer_backward(dout, saved, *inputs, weights, seed, ctx.options, wanted)
+    found = layer_backward(dout, saved, *inputs, weights, seed, ctx.options, wanted, spends)
     given = [gradient if want else None for gradient, want in zip(found, wanted)]
     return given[:3] + [None] * (_INPUTS - 3), given[3:]
 
@@ -162,8 +163,9 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout):
         needs = ctx.needs_input_grad[3:]
+        spends = not _keeps_graph()  # with a graph that stays, for another backward pass, so does what was saved
         with below_autograd_unless_recorded():
-            dinputs, dweights = _gradients(ctx, dout, [*needs[:3], *needs[_INPUTS:]])
+            dinputs, dweights = _gradients(ctx, dout, [*needs[:3], *needs[_INPUTS:]], spends)
         return None, None, None, *dinputs, *dweights
 
 

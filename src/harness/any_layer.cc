@@ -126,7 +126,9 @@ CcgqaOptions ccgqa(const LayerCase& c) {
 
 Result<std::unique_ptr<AnyLayer>> make_any_layer(const LayerCase& c, LayerUse use, Device device,
                                                  const PlanOptions& plan) {
-  const Maker maker{{.batch = c.batch, .q_len = c.q_len, .use = use, .lends = true}, device, plan};
+  const Maker maker{{.batch = c.batch, .q_len = c.q_len, .use = use, .lends = true, .spends = true},
+                    device,
+                    plan};
   switch (c.kind) {
     case LayerKind::kMultiHead: return maker.make(classic<MultiHeadOptions>(c));
     case LayerKind::kSelf: return maker.make(classic<SelfAttentionOptions>(c));

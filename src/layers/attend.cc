@@ -29,7 +29,8 @@ Result<Attend> Attend::make(AttentionProblem problem, Position position, const L
   Attend attend;
   attend.plan_ = *plan;
   if (shape.use == LayerUse::kTraining) {
-    attend.lse_ = memory.saved(wide, {problem.batch, problem.head_q, problem.q_len});
+    attend.lse_ =
+        memory.saved(wide, {problem.batch, problem.head_q, problem.q_len}, {}, lives.backward.last);
   }
   if (cached) attend.lengths_ = memory.forward(DType::kI32, {problem.batch}, lives.forward);
   if (alibi) {

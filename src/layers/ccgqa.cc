@@ -28,15 +28,17 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     }
     const int64_t batch = shape.batch, q_len = shape.q_len;
     z_ = memory.saved(dtype, {batch, lead_ + q_len, qk_width() + v_width()},
-                      {forth::kProject, forth::kPrologue});
+                      {forth::kProject, forth::kPrologue}, back::kFirst);
+    // Side by side what backward has done with before the others: together they are room for dz.
     make_mixed();
     const Life of_heads{forth::kPrologue, forth::kAttend};
-    qk_ = memory.saved(dtype, {batch, q_len, qk_width()}, of_heads);
-    v_ = memory.saved(dtype, {batch, q_len, v_width()}, of_heads);
-    heads_out_ = memory.saved(dtype, {batch, q_len, q_width()}, {forth::kAttend, forth::kOutput});
-    if (o_.convs) make_u();
+    qk_ = memory.saved(dtype, {batch, q_len, qk_width()}, of_heads, back::kTokens);
+    v_ = memory.saved(dtype, {batch, q_len, v_width()}, of_heads, back::kAttend);
     const AttendLives lives{{forth::kAttend, forth::kAttend}, {back::kAttend, back::kAttend}};
     if (Status s = make_attend(problem(), position, plan, lives); !s.ok()) return s;
+    heads_out_ = memory.saved(dtype, {batch, q_len, q_width()}, {forth::kAttend, forth::kOutput},
+                              engine->forks() ? back::kFirst : back::kAttend);
+    if (o_.convs) make_u();
     make_gradients();
     lend_results();
     const TensorView x = TensorView::contiguous(nullptr, dtype, {batch, q_len, o_.embed_dim});
@@ -165,11 +167,11 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
   void make_mixed() {
     const int64_t batch = shape.batch, q_len = shape.q_len;
     if (!engine->keeps_keys()) {
-      mixed_ =
-          memory.saved(dtype, {batch, q_len, qk_width()}, {forth::kPrologue, forth::kPrologue});
+      mixed_ = memory.saved(dtype, {batch, q_len, qk_width()}, {forth::kPrologue, forth::kPrologue},
+                            back::kTokens);
     } else if (training() && o_.qk_norm) {
-      mixed_ = memory.saved(dtype, {batch, q_len, v_width()});
-      inverses_ = memory.saved(DType::kF32, {batch, q_len, o_.num_heads});
+      mixed_ = memory.saved(dtype, {batch, q_len, v_width()}, {}, back::kTokens);
+      inverses_ = memory.saved(DType::kF32, {batch, q_len, o_.num_heads}, {}, back::kTokens);
     }
   }
 
@@ -191,7 +193,7 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     Prologue like = prologue({}, {}, {}, 0);
     like.u = TensorView::contiguous(nullptr, dtype, {batch, rows, width});
     if (!training() || !engine->makes_u_again(like)) {
-      u_ = memory.saved(dtype, {batch, rows, width}, life);
+      u_ = memory.saved(dtype, {batch, rows, width}, life, back::kFirst);
       return;
     }
     u_ = memory.forward(dtype, {batch, rows, width}, life);
@@ -204,10 +206,10 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
   void make_gradients() {
     const int64_t batch = shape.batch, q_len = shape.q_len;
     const bool at_once = goes_back_at_once(), over = u_again_.made() && !at_once;
-    const Life of_heads{back::kAttend, back::kTokens};
     dheads_ = memory.backward(dtype, {batch, q_len, q_width()}, {back::kOutput, back::kAttend});
-    dqk_ = memory.backward(dtype, {batch, q_len, qk_width()}, of_heads);
-    dv_ = memory.backward(dtype, {batch, q_len, v_width()}, of_heads);
+    dqk_ = memory.backward(dtype, {batch, q_len, qk_width()}, {back::kAttend, back::kTokens});
+    // Until the last step, also where all goes back at once: that depends on the weights of a call.
+    dv_ = memory.backward(dtype, {batch, q_len, v_width()}, {back::kAttend, back::kFirst});
     dmixed_ = memory.backward(dtype, {1, batch * (q_len + margin()) + margin(), qk_width()},
                               {back::kTokens, over ? back::kSecond : back::kFirst});
     if (o_.convs) {
@@ -216,7 +218,7 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
                             {at_once ? back::kTokens : back::kSecond, back::kFirst});
     }
     dz_ = memory.backward(dtype, {batch, q_len, qk_width() + v_width()},
-                          {back::kTokens, back::kProject});
+                          {at_once ? back::kTokens : back::kFirst, back::kProject});
   }
 
   EngineNeeds needs(const LayerShape& with) const {
@@ -331,10 +333,7 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
 Result<LayerPlan<CcgqaWeights>> make(const CcgqaOptions& options, const LayerShape& shape,
                                      Device device, const PlanOptions& plan) {
   if (Status s = check_ccgqa_options(options, shape); !s.ok()) return s;
-  auto layer = std::make_shared<CcgqaLayer>();
-  if (Status s = layer->make(options, shape, device, plan); !s.ok()) return s;
-  layer->memory.place();
-  return LayerPlan<CcgqaWeights>(std::move(layer));
+  return made_layer<CcgqaLayer>(options, shape, device, plan);
 }
 
 }  // namespace

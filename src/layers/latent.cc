@@ -322,10 +322,7 @@ Result<LayerPlan<LatentWeights>> make(const LatentOptions& options, const LayerS
   OptionCheck check;
   const LatentSizes sizes = latent_sizes(options, shape, check);
   if (!check.ok()) return check.status();
-  auto layer = std::make_shared<LatentLayer>();
-  if (Status s = layer->make(options, sizes, shape, device, plan); !s.ok()) return s;
-  layer->memory.place();
-  return LayerPlan<LatentWeights>(std::move(layer));
+  return made_layer<LatentLayer>(options, sizes, shape, device, plan);
 }
 
 }  // namespace

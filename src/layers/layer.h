@@ -47,6 +47,8 @@ namespace fovea {
 template <typename Weights>
 class LayerPlan<Weights>::Impl : public layers::LayerParts {
  public:
+  using Made = LayerPlan<Weights>;
+
   virtual ~Impl() = default;
   virtual layers::RowDims query_dims() const = 0;  // of query, out and their gradients
   virtual void check_inputs(layers::CallCheck& check, const LayerInputs& in) const = 0;
@@ -65,4 +67,16 @@ class LayerPlan<Weights>::Impl : public layers::LayerParts {
   virtual LayerCache cache_views() const = 0;
 };
 
+namespace layers {
+
+// A layer by the arguments of its make, with a place for all that it asked for.
+template <typename Layer, typename... Arguments>
+Result<typename Layer::Made> made_layer(const Arguments&... arguments) {
+  auto layer = std::make_shared<Layer>();
+  if (Status s = layer->make(arguments...); !s.ok()) return s;
+  layer->memory.place(layer->shape.spends);
+  return typename Layer::Made(std::move(layer));
+}
+
+}  // namespace layers
 }  // namespace fovea

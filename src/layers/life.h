@@ -7,8 +7,10 @@
 
 namespace fovea::layers {
 
+inline constexpr int kAllSteps = INT_MAX;
+
 struct Life {
-  int first = 0, last = INT_MAX;  // all of a pass, if nothing is said
+  int first = 0, last = kAllSteps;  // all of a pass, if nothing is said
 
   bool meets(const Life& other) const { return first <= other.last && other.first <= last; }
 };

@@ -22,7 +22,7 @@ Slot MemoryPlan::make(Room room, DType dtype, Sizes sizes, Life life) {
   slot.view = TensorView::contiguous(nullptr, dtype, sizes, device_);
   const int64_t align = room == Room::kSaved ? kSavedAlignment : kAlignment;
   Region region{room, life, ceil_div(static_cast<int64_t>(slot.bytes()), align) * align};
-  if (room == Room::kSaved) {  // all of it lives until backward has ended
+  if (room == Room::kSaved) {  // the same for every plan of these sizes
     region.offset = bytes_[index(room)];
     bytes_[index(room)] = region.end();
   }
@@ -42,7 +42,7 @@ int64_t MemoryPlan::lowest_gap(Room room, const Region& region) const {
   int64_t at = 0;
   for (const Region* other : taken) {
     if (at + region.bytes <= other->offset) break;
-    at = std::max(at, other->end());
+    at = std::max(at, ceil_div(other->end(), kAlignment) * kAlignment);
   }
   return at;
 }
@@ -67,8 +67,9 @@ int64_t MemoryPlan::put(const std::vector<Region*>& order, Room own) {
 
 // What is large comes first; after that, a few times, whatever reached furthest, and the best order
 // is taken.
-void MemoryPlan::place() {
+void MemoryPlan::place(bool spends_saved) {
   constexpr int kTries = 32;
+  if (spends_saved) lend(Room::kSaved, bytes_[index(Room::kSaved)], kAllSteps);
   for (const Room own : {Room::kForward, Room::kBackward}) {
     std::vector<Region*> order;
     for (Region& region : regions_) {

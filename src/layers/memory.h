@@ -36,9 +36,11 @@ class MemoryPlan {
   Slot backward(DType dtype, Sizes sizes, Life life = {}) {
     return training() ? make(Room::kBackward, dtype, sizes, life) : Slot{};
   }
-  // Made by forward and read by backward; where there is none, it has a life in forward alone.
-  Slot saved(DType dtype, Sizes sizes, Life life = {}) {
-    return make(training() ? Room::kSaved : Room::kForward, dtype, sizes, life);
+  // Made by forward and read by backward, there last by a step; where there is none, it has a life
+  // in forward alone.
+  Slot saved(DType dtype, Sizes sizes, Life life = {}, int last_read = kAllSteps) {
+    return training() ? make(Room::kSaved, dtype, sizes, {0, last_read})
+                      : make(Room::kForward, dtype, sizes, life);
   }
   // Bytes without a type, for others to cut up.
   Slot forward_bytes(const Need& need) {
@@ -51,8 +53,9 @@ class MemoryPlan {
   // The `bytes` of a result may hold what has lived by the time that step `until` writes it.
   void lend(Room room, int64_t bytes, int until) { lent_.push_back({room, bytes, until}); }
 
-  // Finds a place for everything: after the last was made, and before the first call.
-  void place();
+  // Finds a place for everything: after the last was made, and before the first call. What was
+  // saved is spent: a place too, once it has been read for the last time.
+  void place(bool spends_saved = false);
 
   size_t bytes(Room room) const { return static_cast<size_t>(bytes_[index(room)]); }
 

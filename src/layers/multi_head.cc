@@ -150,10 +150,7 @@ Result<LayerPlan<MultiHeadWeights>> make(const MultiHeadOptions& o, const LayerS
                                std::max({int64_t{1}, shape.q_len, shape.kv_len, o.max_seq_len}), 3,
                                o.num_heads, std::max(head_dim, widest)});
   if (!check.ok()) return check.status();
-  auto layer = std::make_shared<MultiHeadLayer>();
-  if (Status s = layer->make(o, head_dim, shape, device, plan); !s.ok()) return s;
-  layer->memory.place();
-  return LayerPlan<MultiHeadWeights>(std::move(layer));
+  return made_layer<MultiHeadLayer>(o, head_dim, shape, device, plan);
 }
 
 }  // namespace

@@ -106,10 +106,7 @@ Result<LayerPlan<FusedWeights>> make(const GroupedQueryOptions& o, const LayerSh
                                std::max({int64_t{1}, shape.q_len, o.max_seq_len}), 3, o.num_heads,
                                std::max(head_dim, o.embed_dim)});
   if (!check.ok()) return check.status();
-  auto layer = std::make_shared<FusedLayer>();
-  if (Status s = layer->make(o, head_dim, shape, device, plan); !s.ok()) return s;
-  layer->memory.place();
-  return LayerPlan<FusedWeights>(std::move(layer));
+  return made_layer<FusedLayer>(o, head_dim, shape, device, plan);
 }
 
 }  // namespace

@@ -137,18 +137,19 @@ LayerYardstick yardstick_of(const LayerSample<Weights, Options>& sample, DType d
   return yardstick;
 }
 
-// Forward and backward in every dtype, with results that lend their memory and with others.
+// Forward and backward in every dtype, with results that lend their memory and saved tensors that
+// are spent, and with others.
 template <typename Weights, typename Options>
 void expect_layer_accurate(LayerSample<Weights, Options> sample) {
   for (const DType dtype : kLayerTypes) {
     SCOPED_TRACE(dtype_name(dtype));
-    sample.shape.lends = false;
+    sample.shape.lends = sample.shape.spends = false;
     const LayerYardstick yardstick = yardstick_of(sample, dtype);
     for (const bool lends : {false, true}) {
       SCOPED_TRACE(lends ? "lends" : "does not lend");
       TensorStore store(dtype);
       const LayerValues<Weights> values(sample, store);
-      sample.shape.lends = lends;
+      sample.shape.lends = sample.shape.spends = lends;
       auto got = trial_of(plan_layer(sample, dtype, Device::cuda(0)), values, store);
       LayerOnDevice<Weights>(got).run();
       yardstick.expect_within_twice(results_of(got));

@@ -80,7 +80,7 @@ struct Golden {
     LayerInputs in;
     in.query = store.wave({kBatch, kLen, kEmbed}, .37, .11, 1);
     trial.emplace(*plan, store, in, weights_of(store, o));
-    shape.lends = true;
+    shape.lends = shape.spends = true;
     trial->expect_same_if_lent(make_layer(o, shape, Device::cpu()));
   }
   const TensorView& y() const { return trial->call.out; }

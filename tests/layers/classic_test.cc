@@ -83,7 +83,7 @@ TEST(ClassicLayers, GroupedQueryGradientsMatchFiniteDifferences) {
       Trial<FusedWeights> trial(*plan, store, in,
                                 fused_weights(store, heads_kv, options.bias, options.qk_norm));
       trial.expect_gradients_match_finite_differences();
-      shape.lends = true;
+      shape.lends = shape.spends = true;
       trial.expect_same_if_lent(make_layer(options, shape, Device::cpu()));
     }
   }
@@ -148,7 +148,7 @@ TEST(ClassicLayers, CrossAttentionGradientsMatchFiniteDifferences) {
   in.value = store.wave({kBatch, kKeys, 9}, .57, .31, 1);
   Trial<MultiHeadWeights> trial(*plan, store, in, multi_head_weights(store, 5, 9));
   trial.expect_gradients_match_finite_differences();
-  shape.lends = true;
+  shape.lends = shape.spends = true;
   trial.expect_same_if_lent(make_layer(options, shape, Device::cpu()));
 }
 
@@ -164,7 +164,7 @@ TEST(ClassicLayers, MultiHeadGradientsReachWhateverStoodInForKeyAndValue) {
     if (key_given) in.key = store.wave({kBatch, kLen, kEmbed}, .47, .21, 1);
     Trial<MultiHeadWeights> trial(*plan, store, in, multi_head_weights(store, kEmbed, kEmbed));
     trial.expect_gradients_match_finite_differences();
-    shape.lends = true;
+    shape.lends = shape.spends = true;
     trial.expect_same_if_lent(make_layer(options, shape, Device::cpu()));
   }
 }

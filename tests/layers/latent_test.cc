@@ -81,7 +81,7 @@ TEST(Latent, GradientsMatchFiniteDifferences) {
     in.query = store.wave({kBatch, kLen, kEmbed}, .37, .11, 1);
     Trial<LatentWeights> trial(*plan, store, in, weights_of(store, variant.options));
     trial.expect_gradients_match_finite_differences();
-    shape.lends = true;
+    shape.lends = shape.spends = true;
     trial.expect_same_if_lent(make_layer(variant.options, shape, Device::cpu()));
   }
 }

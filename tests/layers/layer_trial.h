@@ -121,7 +121,8 @@ struct Trial {
     ASSERT_TRUE(done.ok()) << done.message();
   }
 
-  // A plan whose results lend their memory needs no more of it, and gives the same.
+  // A plan whose results lend their memory, and that spends what it saved, needs no more, and gives
+  // the same.
   void expect_same_if_lent(const Result<LayerPlan<Weights>>& made) {
     ASSERT_TRUE(made.ok()) << made.status().message();
     for (const Pass pass : {Pass::kForward, Pass::kBackward}) {

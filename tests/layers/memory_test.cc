@@ -50,6 +50,25 @@ TEST(LayerMemory, AResultIsLentUntilItIsWritten) {
   EXPECT_EQ(at.at(too_late).data, workspace.data() + 2 * kUnit);
 }
 
+TEST(LayerMemory, WhatWasSavedIsSpentOnceItWasRead) {
+  for (const bool spends : {false, true}) {
+    MemoryPlan plan(LayerUse::kTraining);
+    plan.saved(DType::kBool, {3 * kUnit}, {}, 1);
+    plan.saved(DType::kBool, {kUnit}, {}, 3);
+    const Slot early = plan.backward_bytes({kUnit, {1, 2}}),
+               late = plan.backward_bytes({kUnit, {2, 2}});
+    plan.place(spends);
+    EXPECT_EQ(plan.bytes(Room::kSaved), static_cast<size_t>(4 * kUnit));
+    EXPECT_EQ(plan.bytes(Room::kBackward), static_cast<size_t>((spends ? 1 : 2) * kUnit));
+    std::vector<std::byte> workspace(2 * kUnit), saved(4 * kUnit);
+    Memory at{&plan, {}};
+    at.set(Room::kBackward, workspace.data());
+    at.set(Room::kSaved, saved.data());
+    EXPECT_EQ(at.at(early).data, workspace.data());
+    EXPECT_EQ(at.at(late).data, spends ? saved.data() : workspace.data() + kUnit);
+  }
+}
+
 // Whatever lives at once lies apart, and in memory that is there.
 TEST(LayerMemory, NothingIsWrittenOver) {
   std::mt19937 random(3);
@@ -64,22 +83,30 @@ TEST(LayerMemory, NothingIsWrittenOver) {
       Need need;
     };
     std::vector<One> all;
+    for (int n = draw(6); n > 0; --n) {
+      const Need need{static_cast<size_t>(draw(4000)), {0, draw(6)}};
+      all.push_back(
+          {plan.saved(DType::kBool, {static_cast<int64_t>(need.bytes)}, {}, need.life.last), need});
+    }
     for (int n = draw(12); n >= 0; --n) {
       const int first = draw(6);
       const Need need{static_cast<size_t>(draw(4000)), {first, first + draw(6 - first)}};
       all.push_back({plan.backward_bytes(need), need});
     }
-    plan.place();
+    plan.place(/*spends_saved=*/true);
     std::vector<std::byte> workspace(plan.bytes(Room::kBackward) + 1), dquery(lent + 1);
+    std::vector<std::byte> saved(plan.bytes(Room::kSaved) + 1);
     Memory at{&plan, {}};
     at.set(Room::kBackward, workspace.data());
     at.set(Room::kDquery, dquery.data());
+    at.set(Room::kSaved, saved.data());
     for (const One& one : all) {
       const Scratch a = at.scratch_at(one.slot);
       ASSERT_EQ(a.bytes, one.need.bytes);
-      const bool in_result = a.data >= dquery.data() && a.data + a.bytes <= &dquery.back();
-      const bool in_workspace = a.data >= workspace.data() && a.data + a.bytes <= &workspace.back();
-      EXPECT_TRUE(in_workspace || (in_result && one.need.life.last < until));
+      const auto in = [&](const std::vector<std::byte>& room) {
+        return a.data >= room.data() && a.data + a.bytes <= &room.back();
+      };
+      EXPECT_TRUE(in(workspace) || in(saved) || (in(dquery) && one.need.life.last < until));
       for (const One& other : all) {
         const Scratch b = at.scratch_at(other.slot);
         if (&one == &other || !one.need.life.meets(other.need.life)) continue;

@@ -155,7 +155,7 @@ def test_backward_twice(name):
     layer = make(name)
     out = layer(tokens(layer))
     first = torch.autograd.grad(out.sum(), list(layer.parameters()), retain_graph=True)
-    second = torch.autograd.grad(out.sum(), list(layer.parameters()))
+    second = torch.autograd.grad(out.sum(), list(layer.parameters()))  # which spends what was saved
     assert all(torch.equal(a, b) for a, b in zip(first, second))
 
 

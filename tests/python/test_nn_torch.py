@@ -49,6 +49,18 @@ def test_opcheck_layer_backward(name, wanted):
     torch.library.opcheck(torch.ops.fovea.layer_backward.default, (torch.randn_like(out), saved, *call, wants))
 
 
+@pytest.mark.parametrize("name", ["multi head", "self", "latent, deepseek", "ccgqa, hydra"])
+def test_saved_is_spent_only_by_who_says_so(name):
+    layer, call = call_of(name, grad=False)
+    out, saved = torch.ops.fovea.layer(*call, room(call))
+    before, dout = saved.clone(), torch.randn_like(out)
+    wants = [True, False, False, *([True] * len(layer._weights()))]
+    first = torch.ops.fovea.layer_backward(dout, saved, *call, wants)
+    assert torch.equal(saved, before)
+    second = torch.ops.fovea.layer_backward(dout, saved, *call, wants, True)
+    assert all(torch.equal(a, b) for a, b in zip(first, second))
+
+
 @pytest.mark.parametrize("name", ["self", "latent, deepseek", "ccgqa, hydra"])
 def test_opcheck_layer_cached(name):
     layer, call = call_of(name, grad=False)

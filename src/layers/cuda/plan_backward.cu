@@ -62,7 +62,7 @@ WeightGradient plan_gradient(const Conv& to, DType dtype, const Summed& over,
 
 // Whether channels and tokens are many, in the second convolution.
 bool is_dense(const Prologue& p) {
-  constexpr int64_t kManyChannels = 256, kManyTokens = 4096;
+  constexpr int64_t kManyChannels = 256, kManyTokens = 2048;
   const ConvBlock& first = p.second.block[0];
   return p.convolve && p.z.dtype != DType::kF32 && first.group == first.channels &&
          first.channels >= kManyChannels && p.qk.sizes[0] * p.qk.sizes[1] >= kManyTokens;
@@ -126,8 +126,10 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
   after.q_len = Divider(s.q_len);
   after.lanes = HeadLanes::of(s.dim);
   after.token_blocks = as_int(ceil_div(s.tokens, kTokensOfBlock));
-  after.values = {s.v, p.mix.value_shift ? s.v / 2 : s.v, s.q_len, rows_of(g.dv),
-                  rows_of(g.dz, 0, s.qk)};
+  plan.values = {
+      s.tokens,
+      after.q_len,
+      {s.v, p.mix.value_shift ? s.v / 2 : s.v, s.q_len, rows_of(g.dv), rows_of(g.dz, 0, s.qk)}};
   after.coupling = coupling_of(p.mix, false);
   after.coupling.x = dmixed;
   if (after.coupling.kind == Coupled::kAllHeads) {
@@ -190,7 +192,7 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
   }
   weights.blocks = weights.of[0].blocks() + weights.of[1].blocks();
   if (tiled) {
-    tiles.values = after.values;
+    tiles.values = plan.values.values;
     tiles.coupling = after.coupling;
     tiles.dqk = after.dqk;
     tiles.dmixed = dmixed;

@@ -31,6 +31,7 @@ struct BackwardPlan {
   TileBackward tiles;                // blocks: in place of `after` and of both products
   TileGradients tile_gradients;      // blocks: in place of `weights` and `sums`
   After after;
+  ValuesBack values;
   TapProduct second, first;  // to du, and to dz
   HeadConv heads;            // in place of the first product
   bool makes_u_again = false;

@@ -218,6 +218,8 @@ cudaError_t run(const BackwardPlan& plan, cudaStream_t stream) {
   add_dense(to, beside, plan);
   add_product<T>(to, plan.second);
   follow();
+  beside.add<values_back_kernel<T>>(blocks_of(ceil_div(plan.values.tokens, kTokensOfBlock)),
+                                    kTokenThreads, 0, plan.values);
   add_product<T>(to, plan.first);
   add_heads<T, true>(to, plan.heads);
   if (plan.spread.channels > 0) {

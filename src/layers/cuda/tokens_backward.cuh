@@ -9,7 +9,6 @@ namespace fovea::layers::cuda {
 struct After {
   int tokens = 0;
   Divider q_len;
-  Values values;
   Coupling coupling;  // of dmixed, backward
   HeadNorm norm;
   HeadLanes lanes;
@@ -103,16 +102,8 @@ template <typename T>
 __device__ void after_token(const After& a, int token, float* slopes) {
   const RowAt at(token, a.q_len);
   T* const dmixed = a.dmixed.at<T>(at.b, at.r);
-  // Values of up to 256 channels come while heads are worked on.
-  const int own = threadIdx.x % 32 * 4;
-  const auto v = a.values.load<T>(at, 1, own), more = a.values.load<T>(at, 1, own + 128);
   HeadSums sums = token_backward<T>(
       a, at, slopes, [&](int channel, const Eight& x) { store_eight(dmixed + channel, x); });
-  a.values.store<T>(at, own, v);
-  a.values.store<T>(at, own + 128, more);
-  for (int i = own + 256; i < a.values.width; i += 128) {
-    a.values.store<T>(at, i, a.values.load<T>(at, 1, i));
-  }
   if (a.coupling.kind == Coupled::kAllHeads) sums.store(a.coupling, a.lanes, token);
   if (at.r + 1 != static_cast<int>(a.q_len.by)) return;
   const int width = (a.coupling.heads + a.coupling.heads_kv) * a.coupling.dim;
@@ -150,6 +141,22 @@ __global__ void __launch_bounds__(kTokenThreads, sizeof(T) == 4 ? 1 : 2)
     for (int t = 0; t < count; ++t) sum += slopes[t * heads_kv + g];
     a.temperature[int64_t{id} * heads_kv + g] = sum;
   }
+}
+
+// The gradient of z's values: later than that of q and k, for which memory of z's gradient may
+// still be read.
+struct ValuesBack {
+  int tokens = 0;
+  Divider q_len;
+  Values values;
+};
+
+template <typename T>
+__global__ void __launch_bounds__(kTokenThreads)
+    values_back_kernel(const __grid_constant__ ValuesBack a) {
+  ptx::wait_for_earlier_kernels();
+  const int token = static_cast<int>(blockIdx.x) * kTokensOfBlock + threadIdx.x / 32;
+  if (token < a.tokens) a.values.copy<T>(RowAt(token, a.q_len), 1);
 }
 
 // The gradient of z's q and k where the first convolution is of channels by themselves, or there
