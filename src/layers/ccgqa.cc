@@ -36,9 +36,9 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     v_ = memory.saved(dtype, {batch, q_len, v_width()}, of_heads, back::kAttend);
     const AttendLives lives{{forth::kAttend, forth::kAttend}, {back::kAttend, back::kAttend}};
     if (Status s = make_attend(problem(), position, plan, lives); !s.ok()) return s;
-    heads_out_ = memory.saved(dtype, {batch, q_len, q_width()}, {forth::kAttend, forth::kOutput},
-                              engine->forks() ? back::kFirst : back::kAttend);
     if (o_.convs) make_u();
+    heads_out_ = memory.saved(dtype, {batch, q_len, q_width()}, {forth::kAttend, forth::kOutput},
+                              output_weight_until(*engine, prologue({}, {}, {}, 0)));
     make_gradients();
     lend_results();
     const TensorView x = TensorView::contiguous(nullptr, dtype, {batch, q_len, o_.embed_dim});
@@ -197,21 +197,19 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
       return;
     }
     u_ = memory.forward(dtype, {batch, rows, width}, life);
-    u_again_ =
-        memory.backward(dtype, {batch, rows, width},
-                        {back::kAgain, goes_back_at_once() ? back::kFirst : back::kSecondWeights});
+    u_again_ = memory.backward(dtype, {batch, rows, width}, {back::kAgain, back::kFirst});
   }
   bool goes_back_at_once() const { return engine->goes_back_at_once(prologue({}, {}, {}, 0)); }
 
   void make_gradients() {
     const int64_t batch = shape.batch, q_len = shape.q_len;
-    const bool at_once = goes_back_at_once(), over = u_again_.made() && !at_once;
+    const bool at_once = goes_back_at_once();
     dheads_ = memory.backward(dtype, {batch, q_len, q_width()}, {back::kOutput, back::kAttend});
     dqk_ = memory.backward(dtype, {batch, q_len, qk_width()}, {back::kAttend, back::kTokens});
     // Until the last step, also where all goes back at once: that depends on the weights of a call.
     dv_ = memory.backward(dtype, {batch, q_len, v_width()}, {back::kAttend, back::kFirst});
     dmixed_ = memory.backward(dtype, {1, batch * (q_len + margin()) + margin(), qk_width()},
-                              {back::kTokens, over ? back::kSecond : back::kFirst});
+                              {back::kTokens, back::kFirst});
     if (o_.convs) {
       const int64_t rows = margin() + q_len + o_.conv_taps[0] - 1;
       du_ = memory.backward(dtype, {batch, rows, qk_width()},

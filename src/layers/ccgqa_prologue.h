@@ -75,7 +75,7 @@ struct Prologue {
 
   TensorView z;  // [batch, lead + q_len, qk_width + v_width]: q, k, v_now, v_before
   TensorView u;  // [batch, second.taps - 1 + q_len, qk_width]: after the first convolution
-  bool makes_u_again = false;  // in backward, for it was not kept; dqk and du may lie over it
+  bool makes_u_again = false;  // in backward, for it was not kept; dqk may lie over it
   bool keeps_u = true;         // for backward: forward alone may do without
   // Convolved and coupled, not yet normalised: [batch, q_len, qk_width]. An engine that keeps keys
   // (LayerEngine::keeps_keys) leaves [batch, q_len, v_width] of k alone, and of q's heads

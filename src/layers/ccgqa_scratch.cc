@@ -6,6 +6,11 @@ namespace fovea::layers {
 namespace forth = ccgqa_forward;
 namespace back = ccgqa_backward;
 
+int output_weight_until(const LayerEngine& engine, const Prologue& sizes) {
+  if (!engine.forks()) return back::kAttend;
+  return engine.goes_back_at_once(sizes) ? back::kFirst : back::kTokens;
+}
+
 Status CcgqaScratch::make(LayerParts& layer, const TensorView& x, const TensorView& heads,
                           const TensorView& z, const TensorView& dz, const Prologue& sizes) {
   const LayerEngine& engine = *layer.engine;
@@ -26,7 +31,7 @@ Status CcgqaScratch::make(LayerParts& layer, const TensorView& x, const TensorVi
   if (Status s = make_work(layer, sizes, Pass::kForward); !s.ok() || !layer.training()) return s;
   dheads = backward(engine.linear_dx_bytes(x, to_out, heads), back::kOutput, back::kOutput);
   dout_weight = backward(engine.linear_dw_bytes(x, heads, to_out), back::kAttend,
-                         engine.forks() ? back::kFirst : back::kAttend);
+                         output_weight_until(engine, sizes));
   // Beside the gradients of the convolutions' weights, or after them.
   dproject_weight =
       backward(engine.linear_dw_bytes(dz, x, to_z),

@@ -5,6 +5,9 @@
 
 namespace fovea::layers {
 
+// The last step beside which the gradient of the output's weight may still be on its way.
+int output_weight_until(const LayerEngine& engine, const Prologue& sizes);
+
 struct CcgqaScratch {
   Slot project, output, prologue[2];                  // of prologues that are not by p.work alone
   Slot dheads, dout_weight, dproject_weight, dquery;  // of backward's products

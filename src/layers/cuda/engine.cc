@@ -193,18 +193,15 @@ void CudaEngine::zero(Run& run, const TensorView& to) const {
 // Taps are the batch of a product: each begins a row of x further on.
 class CudaEngine::ByProducts final : public DenseGradients {
  public:
-  ByProducts(const CudaEngine& engine, Run& run, Run& aside)
-      : engine_(engine), run_(run), aside_(aside) {}
+  ByProducts(const CudaEngine& engine, Run& run) : engine_(engine), run_(run) {}
 
   size_t scratch_bytes(const DenseGradient& g) const override {
     return engine_.product_bytes(product_of(g));
   }
 
   cudaError_t add(const DenseGradient& g, cudaStream_t stream) const override {
-    // Each stream has scratch of its own.
-    Run& run = stream == aside_.stream.handle ? aside_ : run_;
-    run.note(engine_.multiply(run, product_of(g), stream));
-    return run.status.ok() ? cudaSuccess : cudaErrorUnknown;
+    run_.note(engine_.multiply(run_, product_of(g), stream));
+    return run_.status.ok() ? cudaSuccess : cudaErrorUnknown;
   }
 
  private:
@@ -222,7 +219,6 @@ class CudaEngine::ByProducts final : public DenseGradients {
 
   const CudaEngine& engine_;
   Run& run_;
-  Run& aside_;
 };
 
 Result<PrologueNeeds> CudaEngine::prologue_needs(const Prologue& p, Pass pass) const {
@@ -231,7 +227,7 @@ Result<PrologueNeeds> CudaEngine::prologue_needs(const Prologue& p, Pass pass) c
                        {{"cuda", {"head_dim is " + show(p.mix.dim) + ", takes multiples of 8"}}});
   }
   Run none;
-  const ByProducts dense(*this, none, none);
+  const ByProducts dense(*this, none);
   const fovea::cuda::CurrentDevice current(device_);
   if (Status s = fovea::cuda::to_status(current.error(), "make_layer: choosing the device");
       !s.ok()) {
@@ -277,10 +273,8 @@ void CudaEngine::prologue_backward(Run& run, Aside& aside, const Prologue& p,
     }
     return;
   }
-  const auto [scratch, scratch_aside] = scratch_of_dense(p.work);
-  run.scratch = scratch;
-  aside.run.scratch = scratch_aside;
-  const ByProducts dense(*this, run, aside.run);
+  aside.run.scratch = scratch_of_dense(p.work);
+  const ByProducts dense(*this, aside.run);
   queue(run, [&](cudaStream_t stream) {
     return cuda::prologue_backward(p, g, rope_, stream, &dense, aside.hold ? &side_ : nullptr);
   });

@@ -82,6 +82,7 @@ void plan_dense(const Prologue& p, const PrologueGradients& g, const Sizes& s, C
   const auto from = [&](const Rows& rows, const ConvBlock& block) {
     return static_cast<const std::byte*>(rows.data) + block.first * size;
   };
+  size_t scratch = 0;
   for (const ConvBlock& block : g.second.block) {
     if (!block.weight.given()) continue;
     DenseGradient& d = plan.dense[plan.dense_count++];
@@ -95,11 +96,9 @@ void plan_dense(const Prologue& p, const PrologueGradients& g, const Sizes& s, C
     const bool of_k = &block != &g.second.block[0];
     d.to = cut.floats(of_k ? Work::kSecondOfK : Work::kSecondOfQ, elements);
     plan.sums.add(d.to, block.weight.data, elements, d.taps, 1);
-    if (cut.plans()) {
-      cut.bytes(of_k ? Work::kProductsAside : Work::kProducts,
-                static_cast<int64_t>(plan.others->scratch_bytes(d)));
-    }
+    if (cut.plans()) scratch = std::max(scratch, plan.others->scratch_bytes(d));
   }
+  cut.bytes(Work::kProducts, static_cast<int64_t>(scratch));
 }
 
 void add_columns(ColumnSums& columns, ColumnSum sum, const TensorView& to, Cut& cut,
@@ -119,7 +118,6 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
   const Sizes s(p);
   const DType dtype = p.z.dtype;
   BackwardPlan plan;
-  plan.makes_u_again = p.makes_u_again;
   const Rows dmixed = rows_of(g.dmixed, s.margin), dz = rows_of(g.dz);
   After& after = plan.after;
   after.tokens = s.tokens;

@@ -26,7 +26,6 @@ enum class Work {
   kFirstOfK,
   kColumns,   // sums of single channels
   kProducts,  // what cuBLASLt takes for gradients
-  kProductsAside,
   kCount
 };
 static_assert(static_cast<size_t>(Work::kCount) <= kMostWork);

@@ -40,11 +40,9 @@ Life life_of(Work work) {
     case Work::kSlopes: return {kTokens, kTokens};
     case Work::kPackedOfQ:
     case Work::kPackedOfK: return {kTokens, kSecond};
-    case Work::kPackedAgain: return {kTokens, kAgain};
     case Work::kSecondOfQ:
-    case Work::kSecondOfK: return {kSecondWeights, kFirst};
-    case Work::kProducts:
-    case Work::kProductsAside: return {kSecondWeights, kSecondWeights};
+    case Work::kSecondOfK:
+    case Work::kProducts: return {kSecondWeights, kFirst};
     case Work::kFirstOfQ:
     case Work::kFirstOfK:
     case Work::kColumns: return {kFirst, kFirst};
@@ -70,9 +68,8 @@ PrologueNeeds prologue_needs(const Prologue& p, const RopeTable& rope, Pass pass
   return needs;
 }
 
-std::array<Scratch, 2> scratch_of_dense(const PrologueWork& work) {
-  return {work[static_cast<size_t>(Work::kProducts)],
-          work[static_cast<size_t>(Work::kProductsAside)]};
+Scratch scratch_of_dense(const PrologueWork& work) {
+  return work[static_cast<size_t>(Work::kProducts)];
 }
 
 bool prologue_goes_by_tiles(const Prologue& p, const RopeTable& rope, Pass pass) {

@@ -48,8 +48,8 @@ class DenseGradients {
 // room for zeros between the members of a batch.
 PrologueNeeds prologue_needs(const Prologue& p, const RopeTable& rope, Pass pass,
                              const DenseGradients* dense = nullptr);
-// The memory that `dense` may take, on the call's stream and on another.
-std::array<Scratch, 2> scratch_of_dense(const PrologueWork& work);
+// The memory that `dense` may take, one product after another.
+Scratch scratch_of_dense(const PrologueWork& work);
 
 cudaError_t prologue(const Prologue& p, const RopeTable& rope, cudaStream_t stream);
 

@@ -34,10 +34,9 @@ struct BackwardPlan {
   ValuesBack values;
   TapProduct second, first;  // to du, and to dz
   HeadConv heads;            // in place of the first product
-  bool makes_u_again = false;
-  TapProduct again;      // to u once more
-  HeadConv heads_again;  // in its place
-  Spread spread;         // no channels: the first product leads to dz
+  TapProduct again;          // to u once more
+  HeadConv heads_again;      // in its place
+  Spread spread;             // no channels: the first product leads to dz
   WeightGradients weights;
   const DenseGradients* others = nullptr;  // who makes the following
   int dense_count = 0;

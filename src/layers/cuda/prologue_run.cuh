@@ -176,19 +176,6 @@ cudaError_t run(const ForwardPlan& plan, cudaStream_t stream) {
   return to.error();
 }
 
-// The gradients that cuBLASLt makes. The second ones', which are k's and few, would leave most of a
-// GPU idle by themselves.
-inline void add_dense(Launches& to, Launches& beside, const BackwardPlan& plan) {
-  const bool both = plan.dense_count == 2 && plan.side != nullptr;
-  if (both) to.add_call([&](cudaStream_t stream) { return plan.side->follow(stream); });
-  for (int n = plan.dense_count - 1; n >= 0; --n) {
-    (n == 1 ? beside : to).add_call([&](cudaStream_t stream) {
-      return plan.others->add(plan.dense[n], stream);
-    });
-  }
-  if (both) to.add_call([&](cudaStream_t stream) { return plan.side->lead(stream); });
-}
-
 template <typename T>
 cudaError_t run(const BackwardPlan& plan, cudaStream_t stream) {
   Launches to(stream), beside(plan.side != nullptr ? plan.side->get() : stream);
@@ -210,12 +197,14 @@ cudaError_t run(const BackwardPlan& plan, cudaStream_t stream) {
   }
   to.add<after_kernel<T>>(blocks_of(plan.after.token_blocks + plan.after.packs.tiles),
                           kTokenThreads, 0, plan.after);
-  add_product<T>(to, plan.again);
-  add_heads<T, false>(to, plan.heads_again);
-  // Before du is made, if that may be over u; otherwise of both convolutions in one launch.
-  const bool apart = plan.makes_u_again;
-  if (apart) add_gradients<T>(to, plan.weights.only(0));
-  add_dense(to, beside, plan);
+  // From here on memory is written that what is beside has read until now.
+  if (plan.side != nullptr) to.add_call([&](auto queue) { return plan.side->lead(queue); });
+  follow();
+  add_product<T>(beside, plan.again);
+  add_heads<T, false>(beside, plan.heads_again);
+  for (int n = 0; n < plan.dense_count; ++n) {
+    beside.add_call([&](auto queue) { return plan.others->add(plan.dense[n], queue); });
+  }
   add_product<T>(to, plan.second);
   follow();
   beside.add<values_back_kernel<T>>(blocks_of(ceil_div(plan.values.tokens, kTokensOfBlock)),
@@ -227,7 +216,7 @@ cudaError_t run(const BackwardPlan& plan, cudaStream_t stream) {
                              0, plan.spread);
   }
   if (to.error() != cudaSuccess) return first_error();
-  add_gradients<T>(beside, apart ? plan.weights.only(1) : plan.weights);
+  add_gradients<T>(beside, plan.weights);
   int tiles = 0;
   for (int n = 0; n < plan.columns.count; ++n) tiles += plan.columns.sum[n].tiles;
   beside.add<column_sums_kernel<T>>(blocks_of(tiles, plan.columns.parts), kSumThreads, 0,

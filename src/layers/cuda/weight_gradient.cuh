@@ -32,14 +32,6 @@ struct WeightGradient {
 struct WeightGradients {
   int blocks = 0;
   WeightGradient of[2];
-
-  // One of them, in a launch of its own.
-  WeightGradients only(int n) const {
-    WeightGradients one;
-    one.of[n] = of[n];
-    one.blocks = of[n].blocks();
-    return one;
-  }
 };
 
 template <typename T_>
