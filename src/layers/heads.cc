@@ -47,9 +47,9 @@ Status Heads::make(LayerParts& parts, const LayerOptions& o, const HeadSizes& si
   const DType dtype = parts.dtype;
   if (qk_norm_ != QkNorm::kNone) {
     q_normed_ = memory.saved(dtype, {shape.batch, shape.q_len, sizes.heads, sizes.dim},
-                             {kProject, kAttend});
+                             {kProject, kAttend}, kAttendBack);
     k_normed_ = memory.saved(dtype, {shape.batch, shape.kv_len, sizes.heads_kv, sizes.dim},
-                             {kProject, kAttend});
+                             {kProject, kAttend}, kAttendBack);
   }
   out_ =
       memory.saved(dtype, {shape.batch, shape.q_len, sizes.heads * sizes.dim}, {kAttend, kOutput});

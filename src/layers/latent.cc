@@ -23,6 +23,7 @@ class LatentLayer final : public LayerPlan<LatentWeights>::Impl {
     }
     make_scratch();
     lend(s_.embed, kOutput, kProjectBack);
+    lend_weights(s_.embed, s_.q_latent, s_.heads * s_.v);
     const AttendLives lives{{kAttend, kAttend}, {kAttendBack, kAttendBack}};
     Status attends = make_attend(problem(o), o.position, plan, lives);
     if (absorbed_ && o.decode == LatentDecode::kAuto &&
@@ -33,31 +34,38 @@ class LatentLayer final : public LayerPlan<LatentWeights>::Impl {
     if (!attends.ok()) return attends;
     const int64_t batch = shape.batch, q_len = shape.q_len;
     const int64_t keys = cached() ? max_seq_len : q_len;
-    q_latent_ = memory.saved(dtype, {batch, q_len, s_.q_latent});
-    kv_latent_ = memory.saved(dtype, {batch, q_len, latent_width()});
+    const auto latent = [&](int64_t width) {
+      return memory.saved(dtype, {batch, q_len, width}, {}, kProjectBack);
+    };
+    const auto heads = [&](int64_t tokens, int64_t dim) {
+      return memory.saved(dtype, {batch, tokens, s_.heads, dim}, {}, kAttendBack);
+    };
+    q_latent_ = latent(s_.q_latent);
+    kv_latent_ = latent(latent_width());
     if (s_.deepseek) {
-      q_latent_normed_ = memory.saved(dtype, {batch, q_len, s_.q_latent});
-      kv_latent_normed_ = memory.saved(dtype, {batch, q_len, latent_width()});
+      q_latent_normed_ = latent(s_.q_latent);
+      kv_latent_normed_ = latent(latent_width());
     }
-    q_ = memory.saved(dtype, {batch, q_len, s_.heads, s_.qk()});
+    q_ = heads(q_len, s_.qk());
     if (absorbed_) {
       q_absorbed_ = memory.forward(dtype, {batch, q_len, s_.heads, latent_width()});
       out_absorbed_ = memory.forward(dtype, {batch, q_len, s_.heads, s_.kv_latent});
     } else {
-      k_ = memory.saved(dtype, {batch, keys, s_.heads, s_.qk()});
-      v_ = memory.saved(dtype, {batch, keys, s_.heads * s_.v});
+      k_ = heads(keys, s_.qk());
+      v_ = memory.saved(dtype, {batch, keys, s_.heads * s_.v}, {}, kAttendBack);
     }
     if (normed_heads()) {
-      q_normed_ = memory.saved(dtype, {batch, q_len, s_.heads, s_.qk()});
-      k_normed_ = memory.saved(dtype, {batch, keys, s_.heads, s_.qk()});
+      q_normed_ = heads(q_len, s_.qk());
+      k_normed_ = heads(keys, s_.qk());
     }
-    heads_out_ = memory.saved(dtype, {batch, q_len, s_.heads * s_.v});
+    heads_out_ = memory.saved(dtype, {batch, q_len, s_.heads * s_.v}, {}, kOutputWeightBack);
     dheads_ = memory.backward(dtype, {batch, q_len, s_.heads * s_.v}, {kOutputBack, kAttendBack});
-    dq_ = memory.backward(dtype, {batch, q_len, s_.heads, s_.qk()});
-    dk_ = memory.backward(dtype, {batch, q_len, s_.heads, s_.qk()});
-    dv_ = memory.backward(dtype, {batch, q_len, s_.heads * s_.v});
-    dq_latent_ = memory.backward(dtype, {batch, q_len, s_.q_latent});
-    dkv_latent_ = memory.backward(dtype, {batch, q_len, latent_width()});
+    const Life back{kAttendBack, kProjectBack}, last{kProjectBack, kProjectBack};
+    dq_ = memory.backward(dtype, {batch, q_len, s_.heads, s_.qk()}, back);
+    dk_ = memory.backward(dtype, {batch, q_len, s_.heads, s_.qk()}, back);
+    dv_ = memory.backward(dtype, {batch, q_len, s_.heads * s_.v}, back);
+    dq_latent_ = memory.backward(dtype, {batch, q_len, s_.q_latent}, last);
+    dkv_latent_ = memory.backward(dtype, {batch, q_len, latent_width()}, last);
     return {};
   }
 
@@ -92,13 +100,16 @@ class LatentLayer final : public LayerPlan<LatentWeights>::Impl {
     engine->linear(run, at.at(heads_out_), {call.weights.out}, call.out);
   }
 
-  void backward(Run& run, const Memory& at,
+  // What lies in the gradient of the output's weight has been read when that is made at last.
+  void backward(Run& run, const Memory& own,
                 const LayerBackward<LatentWeights>& call) const override {
     const LatentWeights& w = call.weights;
     const LatentWeights& dw = call.dweights;
+    Memory at = own;
+    at.set(Room::kDprojection, dw.q_down.data);
+    at.set(Room::kDoutput, dw.out.data);
     const RowPositions positions{call.position_ids, 0};
     const TensorView dheads = at.at(dheads_), dq = at.at(dq_), dk = at.at(dk_), dv = at.at(dv_);
-    engine->linear_dw(run, call.dout, at.at(heads_out_), {dw.out});
     engine->linear_dx(run, call.dout, {w.out}, dheads, Write::kSet);
     const AttendTensors tensors{
         at.at(normed_heads() ? q_normed_ : q_), at.at(normed_heads() ? k_normed_ : k_),
@@ -120,9 +131,11 @@ class LatentLayer final : public LayerPlan<LatentWeights>::Impl {
     engine->linear_dw(run, dq_latent, call.query, {dw.q_down});
     const TensorView dlatent = latent_backward(run, at, call, positions);
     engine->linear_dw(run, dlatent, call.query, {dw.kv_down});
-    if (!call.dquery.given()) return;
-    engine->linear_dx(run, dlatent, {w.kv_down}, call.dquery, Write::kSet);
-    engine->linear_dx(run, dq_latent, {w.q_down}, call.dquery, Write::kAdd);
+    if (call.dquery.given()) {
+      engine->linear_dx(run, dlatent, {w.kv_down}, call.dquery, Write::kSet);
+      engine->linear_dx(run, dq_latent, {w.q_down}, call.dquery, Write::kAdd);
+    }
+    engine->linear_dw(run, call.dout, at.at(heads_out_), {dw.out});
   }
 
   LayerCache cache_views() const override {

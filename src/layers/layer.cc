@@ -34,6 +34,12 @@ void LayerParts::lend(int64_t width, int out_until, int dquery_until) {
   memory.lend(Room::kDquery, bytes, dquery_until);
 }
 
+void LayerParts::lend_weights(int64_t width, int64_t projected, int64_t heads) {
+  if (!shape.lends) return;
+  memory.lend(Room::kDprojection, projected * width * dtype_bytes(dtype), kProjectBack);
+  memory.lend(Room::kDoutput, width * heads * dtype_bytes(dtype), kOutputWeightBack);
+}
+
 Status LayerParts::make_attend(AttentionProblem problem, Position position,
                                const PlanOptions& options, const AttendLives& lives) {
   Result<Attend> made = Attend::make(problem, position, shape, device, options, lives, memory);

@@ -12,7 +12,7 @@ namespace fovea::layers {
 
 // The steps of the classic layers' passes.
 enum ForwardStep { kProject, kAttend, kOutput };
-enum BackwardStep { kOutputBack, kAttendBack, kProjectBack };
+enum BackwardStep { kOutputBack, kAttendBack, kProjectBack, kOutputWeightBack };
 
 struct LayerParts {
   LayerShape shape;  // kv_len filled in
@@ -33,6 +33,8 @@ struct LayerParts {
   void make_scratch();
   // Where results are lent: out and dquery, of `width` channels, until the steps that write them.
   void lend(int64_t width, int out_until, int dquery_until);
+  // And gradients of the classic layers' weights, [projected, width] and [width, heads].
+  void lend_weights(int64_t width, int64_t projected, int64_t heads);
 
   bool cached() const { return shape.use == LayerUse::kCached; }
   bool training() const { return shape.use == LayerUse::kTraining; }

@@ -11,8 +11,8 @@
 namespace fovea::layers {
 
 // The two workspaces, what outlives a pass, and results that are lent until they are written.
-enum class Room { kForward, kBackward, kSaved, kOut, kDquery, kDprojection, kDconv };
-inline constexpr size_t kRooms = 7;
+enum class Room { kForward, kBackward, kSaved, kOut, kDquery, kDprojection, kDconv, kDoutput };
+inline constexpr size_t kRooms = 8;
 
 // One tensor of a layer's own; never made: its id is negative.
 struct Slot {

@@ -26,15 +26,18 @@ class MultiHeadLayer final : public LayerPlan<MultiHeadWeights>::Impl {
     }
     make_scratch();
     lend(embed_, kOutput, kProjectBack);
-    q_ = memory.saved(dtype, {shape.batch, shape.q_len, width_}, {kProject, kAttend});
-    k_ = memory.saved(dtype, {shape.batch, shape.kv_len, width_}, {kProject, kAttend});
-    v_ = memory.saved(dtype, {shape.batch, shape.kv_len, width_}, {kProject, kAttend});
+    lend_weights(embed_, width_, width_);
+    const Life life{kProject, kAttend};
+    q_ = memory.saved(dtype, {shape.batch, shape.q_len, width_}, life, kAttendBack);
+    k_ = memory.saved(dtype, {shape.batch, shape.kv_len, width_}, life, kAttendBack);
+    v_ = memory.saved(dtype, {shape.batch, shape.kv_len, width_}, life, kAttendBack);
     if (Status s = heads_.make(*this, o, {o.num_heads, o.num_heads, head_dim}, plan); !s.ok()) {
       return s;
     }
-    dq_ = memory.backward(dtype, {shape.batch, shape.q_len, width_});
-    dk_ = memory.backward(dtype, {shape.batch, shape.kv_len, width_});
-    dv_ = memory.backward(dtype, {shape.batch, shape.kv_len, width_});
+    const Life back{kAttendBack, kProjectBack};
+    dq_ = memory.backward(dtype, {shape.batch, shape.q_len, width_}, back);
+    dk_ = memory.backward(dtype, {shape.batch, shape.kv_len, width_}, back);
+    dv_ = memory.backward(dtype, {shape.batch, shape.kv_len, width_}, back);
     dheads_ =
         memory.backward(dtype, {shape.batch, shape.q_len, width_}, {kOutputBack, kAttendBack});
     return {};
@@ -85,12 +88,15 @@ class MultiHeadLayer final : public LayerPlan<MultiHeadWeights>::Impl {
     engine->linear(run, heads, {w.out, w.out_bias}, call.out);
   }
 
-  void backward(Run& run, const Memory& at,
+  // What lies in the gradient of the output's weight has been read when that is made at last.
+  void backward(Run& run, const Memory& own,
                 const LayerBackward<MultiHeadWeights>& call) const override {
     const MultiHeadWeights& w = call.weights;
     const MultiHeadWeights& dw = call.dweights;
+    Memory at = own;
+    at.set(Room::kDprojection, dw.q.data);
+    at.set(Room::kDoutput, dw.out.data);
     const TensorView dheads = at.at(dheads_);
-    engine->linear_dw(run, call.dout, heads_.output(at), {dw.out, dw.out_bias});
     engine->linear_dx(run, call.dout, {w.out}, dheads, Write::kSet);
     heads_.backward(run, *this, at, call, w.norm, dw.norm, in_heads(at, q_, k_, v_), dheads,
                     in_heads(at, dq_, dk_, dv_));
@@ -108,6 +114,7 @@ class MultiHeadLayer final : public LayerPlan<MultiHeadWeights>::Impl {
       engine->linear_dx(run, at.at(dv_), {w.v}, dvalue,
                         call.value.given() ? Write::kSet : Write::kAdd);
     }
+    engine->linear_dw(run, call.dout, heads_.output(at), {dw.out, dw.out_bias});
   }
 
   LayerCache cache_views() const override { return heads_.cache_views(*this); }

@@ -24,9 +24,12 @@ class FusedLayer final : public LayerPlan<FusedWeights>::Impl {
     }
     make_scratch();
     lend(embed_, kOutput, kProjectBack);
-    qkv_ = memory.saved(dtype, {shape.batch, shape.q_len, qkv_width()}, {kProject, kAttend});
+    lend_weights(embed_, qkv_width(), out_width());
+    qkv_ = memory.saved(dtype, {shape.batch, shape.q_len, qkv_width()}, {kProject, kAttend},
+                        kAttendBack);
     if (Status s = heads_.make(*this, o, sizes_, plan); !s.ok()) return s;
-    dqkv_ = memory.backward(dtype, {shape.batch, shape.q_len, qkv_width()});
+    dqkv_ = memory.backward(dtype, {shape.batch, shape.q_len, qkv_width()},
+                            {kAttendBack, kProjectBack});
     dheads_ =
         memory.backward(dtype, {shape.batch, shape.q_len, out_width()}, {kOutputBack, kAttendBack});
     return {};
@@ -56,11 +59,13 @@ class FusedLayer final : public LayerPlan<FusedWeights>::Impl {
     engine->linear(run, heads, {call.weights.out, call.weights.out_bias}, call.out);
   }
 
-  void backward(Run& run, const Memory& at,
+  // What lies in the gradient of the output's weight has been read when that is made at last.
+  void backward(Run& run, const Memory& own,
                 const LayerBackward<FusedWeights>& call) const override {
+    Memory at = own;
+    at.set(Room::kDprojection, call.dweights.qkv.data);
+    at.set(Room::kDoutput, call.dweights.out.data);
     const TensorView dheads = at.at(dheads_), dqkv = at.at(dqkv_);
-    engine->linear_dw(run, call.dout, heads_.output(at),
-                      {call.dweights.out, call.dweights.out_bias});
     engine->linear_dx(run, call.dout, {call.weights.out}, dheads, Write::kSet);
     heads_.backward(run, *this, at, call, call.weights.norm, call.dweights.norm, split(at.at(qkv_)),
                     dheads, split(dqkv));
@@ -68,6 +73,8 @@ class FusedLayer final : public LayerPlan<FusedWeights>::Impl {
     if (call.dquery.given()) {
       engine->linear_dx(run, dqkv, {call.weights.qkv}, call.dquery, Write::kSet);
     }
+    engine->linear_dw(run, call.dout, heads_.output(at),
+                      {call.dweights.out, call.dweights.out_bias});
   }
 
   LayerCache cache_views() const override { return heads_.cache_views(*this); }
