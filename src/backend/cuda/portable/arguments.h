@@ -20,9 +20,8 @@ struct ForwardArguments {
   // Logits are believed to be near 0 (logit_bound), which is what weights then refer to; and q
   // comes so scaled that products are logits in log2 units already.
   bool bounded, products_are_exponents;
-  int turn;  // where warps share rows: blocks from this one on in the opposite order
-  // Of batch * head_kv, head_kv, tiles of rows of a KV head, group.
-  Divider of_heads, of_head_kv, of_tiles, of_group;
+  // Of batch * head_kv, head_kv, tiles of rows of a KV head, group, blocks of a round.
+  Divider of_heads, of_head_kv, of_tiles, of_group, of_round;
 
   // Keys cut into parts, each with its own unnormalised sums.
   Parts parts;

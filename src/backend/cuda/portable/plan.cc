@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <span>
 
 #include "backend/cuda/common/exponents.h"
@@ -271,9 +270,10 @@ ForwardArguments plan_forward(const AttentionProblem& p, const ForwardConfig& c,
   }
   a.batch = static_cast<int>(p.batch);
   a.longest_first = cut.longest_first;
-  // Blocks whose warps share rows run all at once, the second of an SM beside its first: the
-  // shortest beside the longest.
-  a.turn = cut.longest_first ? gpu.sm_count : std::numeric_limits<int>::max();
+  // One round for all where the order of blocks does not matter, or SMs take the next as they can.
+  const int64_t blocks = cut.tiles * p.batch * p.head_kv;
+  const bool at_once = blocks * cut.parts <= int64_t{c.blocks} * gpu.sm_count;
+  a.of_round = Divider::by(cut.longest_first && at_once ? gpu.sm_count : blocks);
   a.bounded = p.logit_bound && *p.logit_bound <= kMostLogitBound && cut.parts == 1 &&
               !has(p.features, Feature::kSink);
   a.products_are_exponents = a.bounded && products_are_exponents(scale_of(p));

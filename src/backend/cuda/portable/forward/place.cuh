@@ -34,9 +34,13 @@ template <typename Shape>
 __device__ __forceinline__ void find_place(const ForwardArguments& a, ForwardPlace& place) {
   constexpr int kTileQ = Shape::kConfig.tile_q(), kTileKv = Shape::kConfig.tile_kv;
   const Problem& p = a.p;
-  int item = blockIdx.x;
-  if (Shape::kConfig.key_warps > 1 && item >= a.turn) item = gridDim.x - 1 - (item - a.turn);
-  int head, rank;
+  int item = blockIdx.x, head, rank;
+  if constexpr (Shape::kConfig.in_rounds()) {
+    int in_round;
+    const int round = divide(a.of_round, item, in_round);
+    const int blocks = min(gridDim.x - (item - in_round), a.of_round.divisor);
+    if (round % 2 == 1) item += blocks - 1 - 2 * in_round;
+  }
   if (a.longest_first) {
     rank = divide(a.of_heads, item, head);
   } else {
