@@ -80,5 +80,26 @@ TEST_F(PortableChoice, ManyRowsOfSmallHeadsComeInLongTiles) {
   EXPECT_FALSE(long_tiles(16384, 232448));
 }
 
+// Blocks of all tiles of keys are about as long, where they all run at once; not where whole tiles
+// of keys are too few to be even.
+TEST_F(PortableChoice, FewKeysOfSmallHeadsHaveEvenPartsOfRows) {
+  problem_.dtype = DType::kBf16;
+  problem_.head_q = 8;
+  problem_.head_kv = 2;
+  problem_.dim_qk = problem_.dim_v = 16;
+  problem_.mask = Mask::causal();
+  gpu_.gpu = {"NVIDIA H200", 90, 132, 232448, 50 << 20, int64_t{141} << 30};
+  const auto holds = [&](int64_t len, const char* text) {
+    problem_.q_len = problem_.kv_len = len;
+    return kernel().second.find(text) != std::string::npos;
+  };
+  EXPECT_TRUE(holds(1024, "their rows in up to 13 parts"));
+  EXPECT_TRUE(holds(2048, "their rows in up to 7 parts"));
+  EXPECT_TRUE(holds(4096, "their rows in 4 parts"));
+  problem_.batch = 8;
+  problem_.head_kv = 8;
+  EXPECT_TRUE(holds(1024, "their rows in 2 parts"));
+}
+
 }  // namespace
 }  // namespace fovea

@@ -67,7 +67,7 @@ std::string PortableKernel::describe() const {
          (backward_cut_.one_launch ? "one launch of blocks of keys and blocks of rows"
           : backward_cut_.one_pass
               ? "one pass over tiles of " + text(one_pass_.key_tile()) + " keys, their rows in " +
-                    text(backward_cut_.row_parts) +
+                    (backward_cut_.even.tiles > 0 ? "up to " : "") + text(backward_cut_.row_parts) +
                     (backward_cut_.row_parts == 1 ? " part" : " parts") +
                     (backward_cut_.long_tiles ? ", " + text(one_pass_.long_tile_q) + " at a time"
                                               : "")

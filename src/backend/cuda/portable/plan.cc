@@ -2,6 +2,7 @@
 #include "backend/cuda/portable/plan.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <span>
 
@@ -23,6 +24,7 @@ constexpr int64_t kManyWaves = 8;          // of blocks: enough that the last on
 constexpr int64_t kMostSums = 2;           // of L2 caches, that its sums of all heads may fill
 constexpr int64_t kLeastRowTiles = 2;      // of a part of the rows that a tile of keys meets
 constexpr int64_t kSmallRowTiles = 64;     // the same with small heads, where the GPU is full
+constexpr int64_t kEvenLength = 115;       // percent of the mean: the longest of even blocks
 constexpr int64_t kLongRows = 8192;        // of a head, that have larger tiles in many waves
 // What one launch that does all may have for an SM: keys, rows, scores times the head dim.
 constexpr int64_t kShortKeys = 128, kShortRows = 1024, kShortWork = 5 << 18;
@@ -140,6 +142,51 @@ RowCut row_cut(const AttentionProblem& p, const BackwardConfig& c, double waves,
   return cut;
 }
 
+// Of every head, the rows that see some of the keys [begin, end) of the longest sequence.
+int64_t rows_seeing(const AttentionProblem& p, int64_t begin, int64_t end) {
+  const int64_t shift = p.kv_len - p.q_len;
+  int64_t first = 0, last = p.q_len;
+  if (p.mask.prefix <= begin) {
+    if (p.mask.right >= 0) first = std::max(first, begin - p.mask.right - shift);
+    if (p.mask.left >= 0) last = std::min(last, end + p.mask.left - shift);
+  }
+  return std::max<int64_t>(last - first, 0);
+}
+
+// As many blocks as run at once, each with about as many rows as the others; unless one would have
+// many more, for whole tiles of keys are too few: then others that come later fill the gaps better.
+void cut_evenly(const AttentionProblem& p, const BackwardConfig& c, int64_t at_once,
+                BackwardCut& cut) {
+  const int64_t heads = p.batch * p.head_kv;
+  const auto tiles = static_cast<size_t>(ceil_div(p.kv_len, c.key_tile()));
+  std::array<int64_t, EvenParts::kMostTiles> seen{};  // rows, by each tile of keys
+  int64_t all = 0;
+  for (size_t tile = 0; tile < tiles; ++tile) {
+    const int64_t begin = static_cast<int64_t>(tile) * c.key_tile();
+    const int64_t end = std::min(begin + c.key_tile(), p.kv_len);
+    seen[tile] = p.head_q / p.head_kv * rows_seeing(p, begin, end);
+    all += seen[tile];
+  }
+  const int64_t mean = std::max(heads * all / at_once, kLeastRowTiles * c.key_tile_q);
+  EvenParts even{static_cast<int>(tiles), {}};
+  int64_t most_parts = 1, longest = 0, rows = mean;  // rows: of a part
+  for (int64_t block = at_once + 1; block > at_once; rows += c.key_tile_q / 8) {
+    block = longest = 0;
+    most_parts = 1;
+    for (size_t tile = 0; tile < tiles; ++tile) {
+      const int64_t parts = std::clamp<int64_t>((seen[tile] + rows / 2) / rows, 1, kMaxParts);
+      longest = std::max(longest, seen[tile] / parts);
+      most_parts = std::max(most_parts, parts);
+      even.first_block[tile] = static_cast<int>(block);
+      block += heads * parts;
+    }
+    even.first_block[tiles] = static_cast<int>(block);
+  }
+  if (most_parts == 1 || 100 * longest > kEvenLength * mean) return;
+  cut.even = even;
+  cut.row_parts = most_parts;
+}
+
 }  // namespace
 
 // Warps share rows where there are so few that all blocks run at once, and each of them can afford
@@ -227,6 +274,7 @@ BackwardCut cut_backward(const AttentionProblem& p, const BackwardConfig& c, con
   // The longest first, that none is left over at the end; but heads one after another where not all
   // their sums stay in the cache, or with larger heads where far from all do.
   const bool weighed = c.of_part > 0;
+  cut.keys_begin_early = c.dq_of_products;  // of heads of 16, where it was measured
   const int64_t sum_bytes = cut.query_sum_rows * c.dim_qk * int64_t{sizeof(float)};
   const int64_t most_bytes = weighed ? kMostSums * gpu.l2_bytes : c.small_heads ? gpu.l2_bytes : 0;
   cut.first_keys_first = p.mask.right >= 0 && sum_bytes <= most_bytes;
@@ -244,11 +292,14 @@ BackwardCut cut_backward(const AttentionProblem& p, const BackwardConfig& c, con
     }
   } else if (blocks <= kManyWaves * wanted) {
     // With small heads a tile takes so little that parts are short only to fill the GPU.
-    if (c.small_heads) {
-      most = std::min(most, std::max(tiles_of_rows / kSmallRowTiles, ceil_div(wanted, blocks)));
-    }
+    const int64_t enough = tiles_of_rows / kSmallRowTiles, filling = ceil_div(wanted, blocks);
+    if (c.small_heads) most = std::min(most, std::max(enough, filling));
     cut.row_parts =
         std::clamp<int64_t>(std::min(ceil_div(kManyWaves * wanted, blocks), most), 1, kMaxParts);
+    if (c.dq_of_products && cut.row_parts > enough && blocks <= wanted &&
+        p.kv_len <= int64_t{EvenParts::kMostTiles} * c.key_tile()) {
+      cut_evenly(p, c, wanted, cut);
+    }
   }
   const int64_t long_bytes = c.of_long_tiles().key_shared_bytes() + kOwnSharedBytes;
   cut.long_tiles = c.long_tile_q > 0 && p.q_len >= kLongRows &&
@@ -293,6 +344,7 @@ BackwardArguments plan_backward(const AttentionProblem& p, const BackwardCut& cu
   a.batch = static_cast<int>(p.batch);
   a.stat_rows = p.layout == Layout::kPacked ? p.total_q : p.q_len;
   a.row_parts = static_cast<int>(cut.row_parts);
+  a.even = cut.even;
   a.of_parts = Divider::by(cut.row_parts);
   a.of_heads = Divider::by(p.batch * p.head_kv);
   a.of_head_kv = Divider::by(p.head_kv);
@@ -303,6 +355,7 @@ BackwardArguments plan_backward(const AttentionProblem& p, const BackwardCut& cu
   a.sm_count = gpu.sm_count;
   a.first_keys_first = cut.first_keys_first;
   a.long_tiles = cut.long_tiles;
+  a.keys_begin_early = cut.keys_begin_early;
   return a;
 }
 

@@ -27,9 +27,11 @@ ForwardCut cut_forward(const AttentionProblem& p, const ForwardConfig& c, const 
 // give the same bits, nor where its tiles do not fit the shared memory.
 struct BackwardCut {
   bool one_pass = false;
-  int64_t row_parts = 1;  // that the rows of a tile of keys are cut into
+  int64_t row_parts = 1;  // that the rows of a tile of keys are cut into, at most
+  EvenParts even{};
   bool first_keys_first = false;
   bool long_tiles = false;  // of rows
+  bool keys_begin_early = false;
   int64_t query_sum_rows = 0, key_sum_rows = 0;
   bool one_launch = false;  // of a call whose tensors suit it
 };

@@ -5,6 +5,14 @@
 
 namespace fovea::cuda {
 
+// Parts that are about as long as each other: a tile of keys that more rows see has more of them.
+// Blocks are numbered by tiles of keys, then by parts, then by heads.
+struct EvenParts {
+  static constexpr int kMostTiles = 16;
+  int tiles;                        // of keys; 0: every tile has row_parts
+  int first_block[kMostTiles + 1];  // of each, and the end
+};
+
 struct BackwardArguments {
   Problem p;
   Rows q, k, v, out, dout, dq, dk, dv;
@@ -26,7 +34,9 @@ struct BackwardArguments {
   float *dq_sum, *dk_sum, *dv_sum;
   int64_t sum_floats;  // of all three together, from dq_sum on
   int row_parts;
-  bool long_tiles;  // of rows, which a kernel of small heads has
+  EvenParts even;
+  bool long_tiles;        // of rows, which a kernel of small heads has
+  bool keys_begin_early;  // while deltas are worked out, and wait for them by themselves
   // Of row_parts, batch * head_kv, head_kv, q_len, head_q, group.
   Divider of_parts, of_heads, of_head_kv, of_q_len, of_head_q, of_group;
   bool first_keys_first;  // tiles of keys in their order over all heads, not head by head

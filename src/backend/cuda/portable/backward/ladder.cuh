@@ -72,19 +72,32 @@ struct Ladder {
     const int second = item - first * (a.first_keys_first ? heads : tiles);
     const int head = a.first_keys_first ? second : first;
     const int tile = a.first_keys_first ? first : second;
-    place.b = a.of_head_kv(head);
-    place.head_kv = head - place.b * p.head_kv;
-    place.s = sequence_at(p, place.b);
-    place.key_begin = tile * kTileKv;
-    place.key_end = min(place.key_begin + kTileKv, place.s.kv_len);
-    const int2 rows = seeing_rows(p, place.s, place.key_begin, place.key_end);
-    place.row = rows.x;
-    place.rows = rows.y - rows.x;
+    enter(a, place, head, tile);
     // Below 2^31 with the most parts.
-    const uint32_t row_tiles = (p.group * place.s.q_len + kTileQ - 1) / kTileQ;
+    const uint32_t row_tiles = tiles_of_rows(p, place);
     place.tile_end = a.of_parts((part + 1) * row_tiles);
-    if (a.dq_sum != nullptr) place.sum_row = query_sum_row(p, place);
     return a.of_parts(part * row_tiles);
+  }
+
+  // The same with even parts, which are of the rows that see the keys alone.
+  static __device__ __forceinline__ int find_even_place(const BackwardArguments& a,
+                                                        KeyPlace& place) {
+    const int block = blockIdx.x;
+    int tile = 0, head;
+    while (block >= a.even.first_block[tile + 1]) ++tile;
+    const int first = a.even.first_block[tile];
+    const int parts = a.of_heads(a.even.first_block[tile + 1] - first);
+    const int part = divide(a.of_heads, block - first, head);
+    enter(a, place, head, tile);
+    const int seen = a.p.group * place.rows, of_part = (seen + parts - 1) / parts;
+    // The tile of a row, counted among those that see the keys.
+    const auto tile_of = [&](int row) {
+      if (row >= seen) return tiles_of_rows(a.p, place);
+      const int in_group = row / place.rows;
+      return (in_group * (place.s.q_len - place.rows) + place.row + row) / kTileQ;
+    };
+    place.tile_end = tile_of((part + 1) * of_part);
+    return tile_of(part * of_part);
   }
 
   // The first tile from `tile` on that may see the keys.
@@ -108,6 +121,25 @@ struct Ladder {
       }
     }
     return {place.tile_end, {}, false, false, 0};
+  }
+
+ private:
+  static __device__ __forceinline__ int tiles_of_rows(const Problem& p, const Place& place) {
+    return (p.group * place.s.q_len + kTileQ - 1) / kTileQ;
+  }
+  // All of a place but its part of the rows.
+  static __device__ __forceinline__ void enter(const BackwardArguments& a, KeyPlace& place,
+                                               int head, int tile) {
+    const Problem& p = a.p;
+    place.b = a.of_head_kv(head);
+    place.head_kv = head - place.b * p.head_kv;
+    place.s = sequence_at(p, place.b);
+    place.key_begin = tile * kTileKv;
+    place.key_end = min(place.key_begin + kTileKv, place.s.kv_len);
+    const int2 rows = seeing_rows(p, place.s, place.key_begin, place.key_end);
+    place.row = rows.x;
+    place.rows = rows.y - rows.x;
+    if (a.dq_sum != nullptr) place.sum_row = query_sum_row(p, place);
   }
 };
 

@@ -59,8 +59,10 @@ cudaError_t launch_backward(const BackwardArguments& a, cudaStream_t stream) {
     if (error == cudaSuccess) error = launch_blocks<kKernel>(blocks, threads, bytes, stream, a);
   };
   const auto keys = [&]<auto kKernel>(Kernel<kKernel> kernel, const BackwardConfig& c) {
-    then(kernel, heads * ceil_div(p.kv_len, c.key_tile()) * a.row_parts, c.key_threads(),
-         c.key_shared_bytes());
+    const int64_t blocks = a.even.tiles > 0
+                               ? a.even.first_block[a.even.tiles]
+                               : heads * ceil_div(p.kv_len, c.key_tile()) * a.row_parts;
+    then(kernel, blocks, c.key_threads(), c.key_shared_bytes());
   };
   if (a.dq_sum != nullptr) {
     if constexpr (Shape::kOnePass.one_pass()) {

@@ -49,14 +49,21 @@ class SmallKeyBlock {
       : a_(a), place_(place), shared_(shared), feed_(a, place, shared) {}
 
   __device__ __forceinline__ void run() {
-    // Every thread finds the place, so that keys are on their way before anybody waits.
+    // Every thread finds the place, so that keys are on their way before anybody waits. The kernel
+    // before this one, of deltas, lets it begin when all before that have ended: only what that one
+    // writes has to be waited for. Where there are no rows it is missing, and keys do not matter.
     const uint32_t s_k = shared_ + kKeys, s_v = s_k + TileK::kBytes;
     typename Feed::Cursor cursor{};
     int end;
     {
       SmallPlace place;
-      const int tile = Steps::find_place(a_, place);
-      if (place.key_begin >= stored_keys(place)) return;
+      if (a_.p.lengths_are_read()) ptx::wait_for_earlier_kernels();
+      const int tile =
+          a_.even.tiles > 0 ? Steps::find_even_place(a_, place) : Steps::find_place(a_, place);
+      if (place.key_begin >= stored_keys(place)) {
+        ptx::wait_for_earlier_kernels();
+        return;
+      }
       load_keys<T, TileK, kThreads>(s_k, a_.k, place, place.key_begin, place.s.kv_len, a_.p.dim_qk,
                                     a_.vector_k);
       load_keys<T, TileK, kThreads>(s_v, a_.v, place, place.key_begin, place.s.kv_len, a_.p.dim_v,
@@ -64,6 +71,7 @@ class SmallKeyBlock {
       place.clear = clear_rows(a_.p, place.s, place.key_begin, place.key_begin + kTileKv);
       const Flight flight = feed_.flight_from(place, tile);
       end = place.tile_end;
+      ptx::wait_for_earlier_kernels();
       if (a_.row_parts > 1 && flight.first.tile >= end) {
         ptx::cp_async_commit();
         ptx::cp_async_wait<0>();
@@ -325,7 +333,6 @@ class SmallKeyBlock {
 template <typename Shape>
 __global__ void __launch_bounds__(Shape::kOnePass.key_threads(), Shape::kOnePass.key_blocks)
     backward_small_keys_kernel(const __grid_constant__ BackwardArguments a) {
-  ptx::wait_for_earlier_kernels();
   extern __shared__ __align__(128) unsigned char memory[];
   __shared__ SmallPlace place;
   SmallKeyBlock<Shape>(a, place, ptx::shared_address(memory)).run();

@@ -52,6 +52,7 @@ template <typename T>
 __global__ void __launch_bounds__(kStatThreads)
     row_stats_kernel(const __grid_constant__ BackwardArguments a, int lane_bits) {
   ptx::wait_for_earlier_kernels();
+  if (a.keys_begin_early) ptx::let_next_kernel_begin();
   const Problem& p = a.p;
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * kStatThreads + threadIdx.x;
   const int64_t threads = static_cast<int64_t>(gridDim.x) * kStatThreads;
