@@ -8,6 +8,8 @@
 // products.
 #pragma once
 
+#include <concepts>
+
 #include "layers/cpu/element.h"
 #include "layers/cpu/kernels.h"
 #include "prim/cpu/matrix.h"
@@ -26,6 +28,10 @@ class BlockedGemm {
   static constexpr int64_t kPackColumns = 64;                       // of one packing task
   static constexpr int64_t kTileRows = 128, kTileColumns = 512;     // b packed once
   static constexpr int64_t kOwnRows = 256, kOwnColumns = 256;       // b packed by tile
+  // Rows that lie side by side are packed so, at each depth: with short vectors so few that a chunk
+  // of them stays in the first cache while b passes.
+  static constexpr int64_t kSideBySide = kLanes == 4 && M::kTransposedLeftIsAView ? 32 : kOwnRows;
+  static constexpr int kRowsAhead = 8;  // asked for while some are packed
   static constexpr int64_t kFewRows = 4;
   static constexpr int64_t kLeastColumns = 256;  // that one packing of b should cover
 
@@ -222,23 +228,40 @@ class BlockedGemm {
   template <typename Right>
   static void make_tile(const Gemm& m, const Tile& t, int worker, const GemmScratch& scratch,
                         const Right& right) {
-    float* const c = tile_of(scratch, worker);
-    const int64_t ldc = up(t.cols, M::kColumnAlign);
-    const int rows = static_cast<int>(t.rows), cols = static_cast<int>(ldc);
+    const bool here = summed_in_c(m, t);
+    float* const c = here ? reinterpret_cast<float*>(row_of_c(m, t, 0)) : tile_of(scratch, worker);
+    const int64_t padded_cols = up(t.cols, M::kColumnAlign), ldc = here ? m.c_row : padded_cols;
+    const int cols = static_cast<int>(padded_cols);
+    const int64_t at_once = m.a.depth == 1 ? t.rows : least(t.rows, kSideBySide);
     M::begin();
     for (int64_t n = 0; n < chunk_count(m); ++n) {
       const Chunk chunk = chunk_at(m, n);
       const Elem* const b = right(n, t);
-      const auto a = left_of(m, t, chunk, packed_of(scratch, worker));
       const int depth = static_cast<int>(chunk.padded());
-      n == 0 ? M::template multiply<false>(c, ldc, rows, cols, depth, a, b, depth)
-             : M::template multiply<true>(c, ldc, rows, cols, depth, a, b, depth);
+      const bool set = n == 0 && !(here && m.add);
+      auto a = left_of(m, t, chunk, packed_of(scratch, worker));
+      for (int64_t row = 0; row < t.rows; row += at_once, a.data += at_once * depth) {
+        const int rows = static_cast<int>(least(at_once, t.rows - row));
+        float* const to = c + row * ldc;
+        set ? M::template multiply<false>(to, ldc, rows, cols, depth, a, b, depth)
+            : M::template multiply<true>(to, ldc, rows, cols, depth, a, b, depth);
+      }
     }
     M::end();
+    if (here) return;
     if (chunk_count(m) == 0) {
       for (int64_t i = 0; i < t.rows * ldc; ++i) c[i] = 0;
     }
     store_tile(m, t, c, ldc);
+  }
+
+  // Whether c can take a tile's sums as they grow.
+  static bool summed_in_c(const Gemm& m, const Tile& t) {
+    return std::same_as<T, float> && chunk_count(m) > 0 && m.scale == 1 && m.bias == nullptr &&
+           m.c_col == 1 && t.cols % M::kColumnAlign == 0 && t.rows % M::kRowAlign == 0;
+  }
+  static T* row_of_c(const Gemm& m, const Tile& t, int64_t row) {
+    return static_cast<T*>(m.c) + t.batch * m.c_batch + (t.row + row) * m.c_row + t.col * m.c_col;
   }
 
   // The tile's rows of one chunk: where they lie, if the matrix class can read them there.
@@ -251,8 +274,10 @@ class BlockedGemm {
     if constexpr (M::kLeftIsRows && sizeof(T) == sizeof(Elem)) {
       if (length == padded && rows % M::kRowAlign == 0) return M::left(a, m.a.row);
     }
-    for (int r = 0; r < rows; ++r)
+    for (int r = 0; r < rows; ++r) {
+      if (r + kRowsAhead < rows) prefetch_to_read(a + (r + kRowsAhead) * m.a.row, length);
       M::pack_left_row(own, padded, r, a + r * m.a.row, length, padded);
+    }
     return M::left(own, padded);
   }
 
@@ -260,10 +285,15 @@ class BlockedGemm {
   static typename M::Left transposed_left(const Gemm& m, const T* a, int rows, int length,
                                           int padded, Elem* own) {
     if constexpr (M::kTransposedLeftIsAView) {
-      const int wide = static_cast<int>(up(rows, 2 * kLanes));
-      for (int k = 0; k < length; ++k)
-        M::pack_left_row(own, wide, k, a + k * m.a.depth, rows, wide);
-      for (int k = length; k < padded; ++k) M::pack_left_row(own, wide, k, a, 0, wide);
+      const int wide = static_cast<int>(least(up(rows, 2 * kLanes), kSideBySide));
+      for (int k = 0; k < padded; ++k) {
+        if (k + kRowsAhead < length) prefetch_to_read(a + (k + kRowsAhead) * m.a.depth, rows);
+        for (int r = 0; r < rows; r += wide) {
+          const int64_t there = k < length ? least(wide, rows - r) : 0;
+          M::pack_left_row(own + r * padded, wide, k, a + k * m.a.depth + r,
+                           static_cast<int>(there), wide);
+        }
+      }
       return M::transposed(M::left(own, wide));
     } else {
       M::template pack_left_transposed<T>(own, padded, a, m.a.depth, length, rows, padded,
@@ -301,8 +331,7 @@ class BlockedGemm {
     const T* const bias = static_cast<const T*>(m.bias);
     const Vec scale = broadcast(static_cast<float>(m.scale));
     for (int64_t r = 0; r < t.rows; ++r, c += ldc) {
-      T* const to =
-          static_cast<T*>(m.c) + t.batch * m.c_batch + (t.row + r) * m.c_row + t.col * m.c_col;
+      T* const to = row_of_c(m, t, r);
       if (m.c_col != 1) {
         for (int64_t n = 0; n < t.cols; ++n) {
           const float x = c[n] * static_cast<float>(m.scale);

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cmath>
+#include <concepts>
 
 #include "layers/cpu/element.h"
 #include "layers/cpu/kernels.h"
+#include "prim/cpu/simd.h"
 
 namespace fovea::FOVEA_ISA {
 
@@ -52,7 +54,16 @@ FOVEA_INLINE void turn_head(const T* from, T* to, const Rotation& rotation, cons
   const R sign = static_cast<R>(rotation.sign);
   const bool half = rotation.pairing == Pairing::kHalf;
   const int64_t step = half ? 1 : 2, other = half ? pairs : 1;
-  for (int64_t i = 0; i < pairs; ++i) {
+  int64_t i = 0;
+  if constexpr (std::same_as<R, float>) {
+    for (; half && i + kLanes <= pairs; i += kLanes) {
+      const Vec x = load(from + i), y = load(from + i + pairs);
+      const Vec c = load(angles + i), s = broadcast(sign) * load(angles + pairs + i);
+      store(to + i, x * c - y * s);
+      store(to + i + pairs, x * s + y * c);
+    }
+  }
+  for (; i < pairs; ++i) {
     const R x = value_of(from[i * step]), y = value_of(from[i * step + other]);
     const R c = angles[i], s = sign * angles[pairs + i];
     put(to + i * step, x * c - y * s);

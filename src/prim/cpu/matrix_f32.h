@@ -47,6 +47,17 @@ struct MatrixF32 {
     int64_t panel;  // from one panel to the next
     LeftOfPanels from_row(int r) const { return {data + r * kPanel, panel}; }
   };
+  // Left operands where it is known which stride is 1: that of the depth, or that between rows.
+  struct LeftByRows {
+    const float* data;
+    int64_t row;
+    LeftByRows from_row(int r) const { return {data + r * row, row}; }
+  };
+  struct LeftByColumns {
+    const float* data;
+    int64_t depth;
+    LeftByColumns from_row(int r) const { return {data + r, depth}; }
+  };
 
   static void begin() {}
   static void end() {}
@@ -61,9 +72,12 @@ struct MatrixF32 {
   template <typename T>
   static void pack_left_row(float* dst, int64_t ld, int row, const T* src, int depth,
                             int depth_pad) {
-    for (int d = 0; d < depth_pad; d += kLanes) {
-      const Vec x = d < depth ? load_up_to(src + d, depth - d) : zero();
-      store_up_to(dst + row * ld + d, x, depth_pad - d);
+    float* const to = dst + row * ld;
+    int d = 0;
+    for (; d + kLanes <= depth; d += kLanes) store(to + d, load(src + d));
+    for (; d < depth_pad; d += kLanes) {
+      const Vec x = d < depth ? load_first(src + d, depth - d) : zero();
+      store_up_to(to + d, x, depth_pad - d);
     }
   }
 
@@ -136,6 +150,19 @@ struct MatrixF32 {
     panels<kAccumulate>(c, ldc, kPanel, rows, cols, depth, a, b, b_depth_pad);
   }
 
+  // Where FMA takes a lane, one loop for each kind of left operand: where both would meet,
+  // accumulators would change registers.
+  template <bool kAccumulate>
+  static void multiply(float* c, int64_t ldc, int rows, int cols, int depth, Left a, const float* b,
+                       int64_t b_depth_pad) requires kFmaTakesALane {
+    if (a.depth == 1) {
+      multiply<kAccumulate>(c, ldc, rows, cols, depth, LeftByRows{a.data, a.row}, b, b_depth_pad);
+    } else {
+      multiply<kAccumulate>(c, ldc, rows, cols, depth, LeftByColumns{a.data, a.depth}, b,
+                            b_depth_pad);
+    }
+  }
+
   static void multiply_to_right(float* c, int64_t c_depth_pad, int rows, int cols, int depth,
                                 Left a, const float* b, int64_t b_depth_pad) {
     panels<false>(c, kPanel, c_depth_pad * kPanel, rows, cols, depth, a, b, b_depth_pad);
@@ -162,6 +189,9 @@ struct MatrixF32 {
   FOVEA_INLINE static void tile(float* c, int64_t ldc, int depth, AnyLeft a, const float* b) {
     Vec acc[kRows][2];
     for (int r = 0; r < kRows; ++r) acc[r][0] = acc[r][1] = zero();
+    if constexpr (kFmaTakesALane) {
+      for (int r = 0; r < kRows; ++r) prefetch_to_write(c + r * ldc, kPanel);
+    }
     add<kRows>(acc, depth, a, b);
     // What was there is added last: a sum of sums rounds less than one long chain of additions.
     for (int r = 0; r < kRows; ++r) {
@@ -174,17 +204,9 @@ struct MatrixF32 {
 
   template <int kRows>
   FOVEA_INLINE static void add(Vec (&acc)[kRows][2], int depth, Left a, const float* b) {
-    if constexpr (kFmaTakesALane) {
-      if (a.depth == 1) {
-        add_by_lanes_of_rows<kRows>(acc, depth, a.data, a.row, b);
-      } else {
-        add_by_lanes_of_columns<kRows>(acc, depth, a.data, a.depth, b);
-      }
-    } else {
-      for (int k = 0; k < depth; ++k) {
-        const float* const column = a.data + k * a.depth;
-        add_depth<kRows>(acc, b + k * kPanel, [=](int r) { return broadcast(column[r * a.row]); });
-      }
+    for (int k = 0; k < depth; ++k) {
+      const float* const column = a.data + k * a.depth;
+      add_depth<kRows>(acc, b + k * kPanel, [=](int r) { return broadcast(column[r * a.row]); });
     }
   }
 
@@ -208,27 +230,39 @@ struct MatrixF32 {
     }
   }
 
-  // The left operand as lanes of vectors along its rows, whose depths lie side by side,
+  // The left operand as lanes of vectors along its rows. What the next step needs is loaded where
+  // a register becomes free, between products: many loads in a row would leave the vector units
+  // without work. The last step loads its own operands again.
   template <int kRows>
-  FOVEA_INLINE static void add_by_lanes_of_rows(Vec (&acc)[kRows][2], int depth, const float* a,
-                                                int64_t stride, const float* b) {
+  FOVEA_INLINE static void add(Vec (&acc)[kRows][2], int depth, LeftByRows a, const float* b) {
+    Vec x[kRows];
+    for (int r = 0; r < kRows; ++r) x[r] = load(a.data + r * a.row);
+    Vec b0 = load(b), b1 = load(b + kLanes);
     for (int k = 0; k < depth; k += kLanes) {
-      Vec x[kRows];
-      for (int r = 0; r < kRows; ++r) x[r] = load(a + r * stride + k);
+      const bool last = k + kLanes >= depth;
+      a.data += last ? 0 : kLanes;
 #pragma GCC unroll 4
       for (int lane = 0; lane < kLanes; ++lane) {
-        add_depth<kRows>(acc, b + (k + lane) * kPanel,
-                         [&](int r) { return broadcast(x[r][lane]); });
+        b += lane + 1 == kLanes && last ? 0 : kPanel;
+        const Vec next0 = load(b), next1 = load(b + kLanes);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          const Vec left = broadcast(x[r][lane]);
+          acc[r][0] = fma(left, b0, acc[r][0]);
+          acc[r][1] = fma(left, b1, acc[r][1]);
+          if (lane + 1 == kLanes) x[r] = load(a.data + r * a.row);
+        }
+        b0 = next0;
+        b1 = next1;
       }
     }
   }
 
-  // or along its columns, whose rows do.
+  // The left operand as lanes of vectors along its columns.
   template <int kRows>
-  FOVEA_INLINE static void add_by_lanes_of_columns(Vec (&acc)[kRows][2], int depth, const float* a,
-                                                   int64_t stride, const float* b) {
+  FOVEA_INLINE static void add(Vec (&acc)[kRows][2], int depth, LeftByColumns a, const float* b) {
     for (int k = 0; k < depth; ++k) {
-      const float* const column = a + k * stride;
+      const float* const column = a.data + k * a.depth;
       if constexpr (kRows % kLanes == 0) {
         Vec x[kRows / kLanes];
         for (int r = 0; r < kRows; r += kLanes) x[r / kLanes] = load(column + r);

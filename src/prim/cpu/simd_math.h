@@ -113,6 +113,12 @@ FOVEA_INLINE void prefetch_to_write(T* p, int n) {
   for (int i = 0; i < n; i += kLine) __builtin_prefetch(p + i, 1, 3);
 }
 
+template <typename T>
+FOVEA_INLINE void prefetch_to_read(const T* p, int n) {
+  constexpr int kLine = 64 / sizeof(T);
+  for (int i = 0; i < n; i += kLine) __builtin_prefetch(p + i, 0, 3);
+}
+
 // Two vectors from 2 * kLanes elements, in whatever order the instruction set loads fastest; the
 // other two put vectors in element order into that order, and back. An instruction set may overload
 // them.
