@@ -17,7 +17,7 @@
 namespace fovea {
 namespace {
 
-constexpr const char* kCall = "merge";
+constexpr const char* kMerge = "merge";
 
 double load(double x) { return x; }
 double load(float x) { return x; }
@@ -120,7 +120,7 @@ struct MergeRules {
 MergeRules rules_from(const TensorView& out) {
   MergeRules rules;
   TensorRule& r = rules.out;
-  r.call = kCall;
+  r.call = kMerge;
   r.argument = "out";
   r.origin = "out";
   r.device = out.device;
@@ -143,31 +143,31 @@ MergeRules rules_from(const TensorView& out) {
 
 // Rank, dtype, device and sizes of out, which the rules for everything else are made from.
 Status check_out_itself(const TensorView& out) {
-  if (!out.given()) return refuse(kCall, "out", "not given", must_be_given());
+  if (!out.given()) return refuse(kMerge, "out", "not given", must_be_given());
   if (out.rank != 3 && out.rank != 4) {
-    return refuse(kCall, "out.rank", show(int64_t{out.rank}), must("be 4, or 3 when packed"));
+    return refuse(kMerge, "out.rank", show(int64_t{out.rank}), must("be 4, or 3 when packed"));
   }
   for (size_t i = 0; i < static_cast<size_t>(out.rank); ++i) {
     if (out.sizes[i] >= 0) continue;
-    return refuse(kCall, "out.sizes[" + std::to_string(i) + "]", show(out.sizes[i]),
+    return refuse(kMerge, "out.sizes[" + std::to_string(i) + "]", show(out.sizes[i]),
                   must_be_at_least(0));
   }
   if (const int64_t dim_v = out.sizes[static_cast<size_t>(out.rank - 1)]; dim_v == 0) {
-    return refuse(kCall, "out.dim_v", show(dim_v), must_be_at_least(1));
+    return refuse(kMerge, "out.dim_v", show(dim_v), must_be_at_least(1));
   }
   switch (out.dtype) {
     case DType::kF32:
     case DType::kF16:
     case DType::kBf16:
     case DType::kF64: break;
-    default: return refuse(kCall, "out.dtype", show(out.dtype), must("be f32, f16, bf16 or f64"));
+    default: return refuse(kMerge, "out.dtype", show(out.dtype), must("be f32, f16, bf16 or f64"));
   }
   switch (out.device.type) {
     case DeviceType::kCpu: return {};
     case DeviceType::kCuda:
-      return check_cuda_device(out.device, {kCall, "out.device", "nothing here merges on "});
+      return check_cuda_device(out.device, {kMerge, "out.device", "nothing here merges on "});
   }
-  return refuse(kCall, "out.device", show(out.device), must("be cpu or cuda"));
+  return refuse(kMerge, "out.device", show(out.device), must("be cpu or cuda"));
 }
 
 // A tensor that is written may be a part's own, element for element, and overlap nothing else.
@@ -180,7 +180,7 @@ Status check_alias(const char* argument, const TensorView& written, const std::s
            (written.sizes[i] == 1 || written.strides[i] == part.strides[i]);
   }
   if (same) return {};
-  return refuse(kCall, std::string(argument) + ".data",
+  return refuse(kMerge, std::string(argument) + ".data",
                 show(static_cast<const void*>(written.data)),
                 must("not be that of " + other +
                      (may_be_same ? ", unless their strides are equal too" : "")));
@@ -192,9 +192,9 @@ Status check_part(const PartialResult& part, int64_t index, MergeRules rules, co
   const std::string out_name = name + ".out", lse_name = name + ".lse";
   rules.out.argument = out_name.c_str();
   rules.lse.argument = lse_name.c_str();
-  if (!part.out.given()) return refuse(kCall, out_name, "not given", must_be_given());
+  if (!part.out.given()) return refuse(kMerge, out_name, "not given", must_be_given());
   if (Status s = check_tensor(part.out, rules.out); !s.ok()) return s;
-  if (!part.lse.given()) return refuse(kCall, lse_name, "not given", must_be_given());
+  if (!part.lse.given()) return refuse(kMerge, lse_name, "not given", must_be_given());
   if (Status s = check_tensor(part.lse, rules.lse); !s.ok()) return s;
   if (Status s = check_alias("out", out, out_name, part.out, true); !s.ok()) return s;
   if (Status s = check_alias("out", out, lse_name, part.lse, false); !s.ok()) return s;
@@ -204,16 +204,16 @@ Status check_part(const PartialResult& part, int64_t index, MergeRules rules, co
 
 Status check_merge(const PartialResult* parts, int64_t count, const TensorView& out,
                    const TensorView& lse) {
-  if (count < 1) return refuse(kCall, "count", show(count), must_be_at_least(1));
+  if (count < 1) return refuse(kMerge, "count", show(count), must_be_at_least(1));
   if (parts == nullptr) {
-    return refuse(kCall, "parts", "null", must("point to count = " + show(count) + " parts"));
+    return refuse(kMerge, "parts", "null", must("point to count = " + show(count) + " parts"));
   }
   if (Status s = check_out_itself(out); !s.ok()) return s;
   const MergeRules rules = rules_from(out);
   TensorRule written = rules.out;
   written.access = Access::kWrite;
   if (Status s = check_tensor(out, written); !s.ok()) return s;
-  if (!lse.given()) return refuse(kCall, "lse", "not given", must_be_given());
+  if (!lse.given()) return refuse(kMerge, "lse", "not given", must_be_given());
   written = rules.lse;
   written.access = Access::kWrite;
   if (Status s = check_tensor(lse, written); !s.ok()) return s;

@@ -14,7 +14,7 @@ namespace {
 
 constexpr const char* kFields = "driver_version,clocks.sm,clocks.mem,power.limit,power.draw";
 
-std::optional<double> number(const std::string& text) {
+std::optional<double> reading(const std::string& text) {
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
   if (end == text.c_str()) return std::nullopt;
@@ -42,7 +42,8 @@ GpuState parse_gpu_state(const std::string& line) {
     fields.push_back(field);
   }
   if (fields.size() != 5) return {};
-  return {fields[0], number(fields[1]), number(fields[2]), number(fields[3]), number(fields[4])};
+  return {fields[0], reading(fields[1]), reading(fields[2]), reading(fields[3]),
+          reading(fields[4])};
 }
 
 GpuState typical_state(const std::vector<GpuState>& states) {

@@ -7,16 +7,18 @@
 namespace fovea::cli {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 template <typename T>
-Json or_null(const std::optional<T>& value) {
-  return value ? Json(*value) : Json();
+OrderedJson or_null(const std::optional<T>& value) {
+  return value ? OrderedJson(*value) : OrderedJson();
 }
 
-Json or_null(const std::string& text) { return text.empty() ? Json() : Json(text); }
+OrderedJson or_null(const std::string& text) {
+  return text.empty() ? OrderedJson() : OrderedJson(text);
+}
 
-Json to_json(const Machine& m, const Results& r) {
+OrderedJson to_json(const Machine& m, const Results& r) {
   const GpuState& gpu = r.gpu_state;
   return {{"cpu", m.cpu},
           {"architecture", m.architecture},
@@ -39,7 +41,7 @@ Json to_json(const Machine& m, const Results& r) {
           {"gpu_power_w", or_null(gpu.power_w)}};
 }
 
-Json to_json(const Row& row) {
+OrderedJson to_json(const Row& row) {
   const AttentionProblem& p = row.problem;
   return {{"suite", row.suite},
           {"case", row.case_text},
@@ -47,7 +49,7 @@ Json to_json(const Row& row) {
           {"kernel", row.kernel},
           {"pass", pass_text(row.pass)},
           {"layer", or_null(row.layer)},
-          {"e", row.layer.empty() ? Json() : Json(row.embed_dim)},
+          {"e", row.layer.empty() ? OrderedJson() : OrderedJson(row.embed_dim)},
           {"dtype", dtype_name(p.dtype)},
           {"b", p.batch},
           {"hq", p.head_q},
@@ -89,7 +91,7 @@ std::string heads_text(const AttentionProblem& problem) {
 }
 
 nlohmann::ordered_json to_json(const Results& results) {
-  Json rows = Json::array(), skipped = Json::array();
+  OrderedJson rows = OrderedJson::array(), skipped = OrderedJson::array();
   for (const Row& row : results.rows) rows.push_back(to_json(row));
   for (const Skipped& s : results.skipped) {
     const std::string place = s.case_text.empty() ? "" : s.case_text + ": ";

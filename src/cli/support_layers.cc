@@ -31,7 +31,7 @@ Options plain_options() {
   return options;
 }
 
-std::vector<LayerProbe> probes() {
+std::vector<LayerProbe> layer_probes() {
   auto grouped = plain_options<GroupedQueryOptions>();
   grouped.num_kv_heads = 2;
   auto deepseek = plain_options<LatentOptions>();
@@ -56,7 +56,7 @@ std::string answer(const Status& status) {
 std::string layer_support_table() {
   std::string text = "| layer, on the CPU | f32 | bf16 | f16 | f64 | backward | cache |\n";
   text += "|---|---|---|---|---|---|---|\n";
-  for (const LayerProbe& one : probes()) {
+  for (const LayerProbe& one : layer_probes()) {
     text += std::string("| ") + one.layer + " |";
     for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16, DType::kF64}) {
       text += answer(one.ask(dtype, LayerUse::kInference));

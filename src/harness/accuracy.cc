@@ -7,12 +7,6 @@
 namespace fovea::harness {
 namespace {
 
-Accuracy failed(const Status& status) {
-  Accuracy a;
-  a.tensor = status.message();
-  return a;
-}
-
 Accuracy damaged(const char* what) {
   Accuracy a;
   a.tensor = what;
@@ -20,6 +14,12 @@ Accuracy damaged(const char* what) {
 }
 
 }  // namespace
+
+Accuracy failed(const Status& status) {
+  Accuracy a;
+  a.tensor = status.message();
+  return a;
+}
 
 std::vector<Accuracy> measure_accuracy(const Case& c, const Plan& plan, CaseTensors& tensors,
                                        Device device, double cost_limit) {

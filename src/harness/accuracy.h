@@ -26,6 +26,8 @@ struct Accuracy {
   bool ok = false;
 };
 
+Accuracy failed(const Status& status);  // of a call
+
 // Multiply-adds the oracle may spend on one case; a larger case is checked on a sub-sample of its
 // rows and keys, drawn from the case's seed.
 inline constexpr double kDefaultCost = 2e9;

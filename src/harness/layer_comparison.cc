@@ -25,10 +25,6 @@ double tolerance(DType dtype) {
 }
 constexpr double kCancelled = 0.1;  // gradients that cancel are held to this part of the largest
 
-TensorView flat(const TensorView& t) {
-  return TensorView::contiguous(t.data, t.dtype, {t.elements()});
-}
-
 // The first elements: `to` may be the beginning of `from`.
 void copy_values(const TensorView& from, const TensorView& to) {
   const TensorView source = flat(from), target = flat(to);
@@ -63,12 +59,6 @@ Accuracy compare(const std::string& name, const TensorView& got, const TensorVie
   a.rms_bound = a.bound;
   a.mean_err = sum / count;
   a.ok = a.max_err <= a.bound;
-  return a;
-}
-
-Accuracy failed(const Status& status) {
-  Accuracy a;
-  a.tensor = status.message();
   return a;
 }
 

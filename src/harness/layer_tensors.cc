@@ -17,10 +17,6 @@ size_t bytes_of(const TensorView& t) {
 }
 
 // The same tensor as one row.
-TensorView flat(const TensorView& t) {
-  return TensorView::contiguous(t.data, t.dtype, {t.elements()});
-}
-
 // Every element depends on the key and its own index, so that threads may share the work: the
 // weights of the largest models have a thousand million.
 void fill_normal(const TensorView& t, double deviation, uint64_t key) {
@@ -41,7 +37,7 @@ void fill_constant(const TensorView& t, double value) {
   for (int64_t i = 0; i < row.elements(); ++i) write_element(row, value, i);
 }
 
-void poison(const TensorView& t) {
+void poison_whole(const TensorView& t) {
   if (t.given()) std::memset(t.data, kPoisonByte, bytes_of(t));
 }
 
@@ -112,9 +108,9 @@ TensorView LayerTensors::add(DType dtype, const std::vector<int64_t>& sizes) {
 }
 
 void LayerTensors::poison_outputs() {
-  poison(views_.out);
-  poison(views_.dx);
-  for (const LayerWeight& weight : views_.weights) poison(weight.gradient);
+  poison_whole(views_.out);
+  poison_whole(views_.dx);
+  for (const LayerWeight& weight : views_.weights) poison_whole(weight.gradient);
 }
 
 size_t LayerTensors::bytes() const {

@@ -268,6 +268,10 @@ std::vector<const GuardedBuffer*> CaseTensors::buffers() const {
   return all;
 }
 
+TensorView flat(const TensorView& t) {
+  return TensorView::contiguous(t.data, t.dtype, {t.elements()});
+}
+
 double read_element(const TensorView& t, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
   const std::byte* at = element(t, i0, i1, i2, i3);
   switch (t.dtype) {

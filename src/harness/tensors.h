@@ -102,6 +102,9 @@ class CaseTensors {
   BackwardTensors backward_;
 };
 
+// The elements of a contiguous tensor as one row.
+TensorView flat(const TensorView& t);
+
 // Every element of a view, whatever its strides and dtype: for tests and comparisons, not speed.
 double read_element(const TensorView& t, int64_t i0, int64_t i1 = 0, int64_t i2 = 0,
                     int64_t i3 = 0);

@@ -7,7 +7,7 @@
 
 #include "program.h"
 
-namespace fovea::test {
+namespace fovea::test::bench_layer {
 namespace {
 
 using Json = nlohmann::json;
@@ -115,4 +115,4 @@ TEST(BenchLayer, OfAnotherKindStandsBesideCcgqaUnchecked) {
 }
 
 }  // namespace
-}  // namespace fovea::test
+}  // namespace fovea::test::bench_layer

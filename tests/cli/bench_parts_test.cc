@@ -7,7 +7,7 @@
 #include "cli/summary.h"
 #include "cli/timing.h"
 
-namespace fovea::test {
+namespace fovea::test::bench_parts {
 namespace {
 
 using namespace fovea::cli;
@@ -194,4 +194,4 @@ TEST(BenchSummary, SaysOnceWhatManyCasesWereSkippedFor) {
 }
 
 }  // namespace
-}  // namespace fovea::test
+}  // namespace fovea::test::bench_parts

@@ -11,7 +11,7 @@
 
 #include "program.h"
 
-namespace fovea::test {
+namespace fovea::test::bench {
 namespace {
 
 using Json = nlohmann::json;
@@ -259,4 +259,4 @@ exit 1
 }
 
 }  // namespace
-}  // namespace fovea::test
+}  // namespace fovea::test::bench

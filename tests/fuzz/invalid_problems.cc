@@ -115,7 +115,7 @@ std::string bad_options(Subject& s) {
   return "options.threads is ";
 }
 
-constexpr Mutation kMutations[] = {
+constexpr Mutation kProblemMutations[] = {
     {"negative_length", negative_length, true},
     {"nonpositive_size", nonpositive_size, true},
     {"overflowing_size", overflowing_size, true},
@@ -131,6 +131,6 @@ constexpr Mutation kMutations[] = {
 
 }  // namespace
 
-std::span<const Mutation> problem_mutations() { return kMutations; }
+std::span<const Mutation> problem_mutations() { return kProblemMutations; }
 
 }  // namespace fovea::invalid

@@ -7,7 +7,7 @@
 namespace fovea::invalid {
 namespace {
 
-constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
+constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
 
 // A given tensor that satisfies `fits`, or nothing.
 template <typename Fits>
@@ -51,7 +51,7 @@ std::string size(Subject& s) {
   const int64_t right = a->view->sizes[dim];
   // A broadcast dimension may be 1 or full; these are neither.
   const int64_t full = std::max({s.problem.batch, s.problem.head_q, s.problem.q_len, right});
-  std::vector<int64_t> sizes = {-1, full + 1, full + 100, kHuge};
+  std::vector<int64_t> sizes = {-1, full + 1, full + 100, kMost};
   if (right != 0 && !a->broadcasts) sizes.push_back(right - 1);
   a->view->sizes[dim] = s.random.pick(sizes);
   return a->name + ".";
@@ -103,7 +103,7 @@ std::string negative_stride(Subject& s) {
   if (a == nullptr) return {};
   const int dim = stepped_dim(s, *a->view);
   int64_t& stride = a->view->strides[static_cast<size_t>(dim)];
-  stride = s.random.chance(50) ? -std::max<int64_t>(stride, 1) : -kHuge;
+  stride = s.random.chance(50) ? -std::max<int64_t>(stride, 1) : -kMost;
   return a->name + ".strides[" + std::to_string(dim) + "] is ";
 }
 
@@ -112,7 +112,7 @@ std::string huge_stride(Subject& s) {
   const Argument* a = pick(s, there, is_stepped);
   if (a == nullptr) return {};
   const int dim = stepped_dim(s, *a->view);
-  a->view->strides[static_cast<size_t>(dim)] = kHuge;
+  a->view->strides[static_cast<size_t>(dim)] = kMost;
   return a->name + ".strides[";
 }
 
@@ -161,7 +161,7 @@ std::string aliased_output(Subject& s) {
   return (later ? b : a)->name + ".data is ";
 }
 
-constexpr Mutation kMutations[] = {
+constexpr Mutation kTensorMutations[] = {
     {"rank", rank, false},
     {"size", size, false},
     {"dtype", dtype, false},
@@ -177,6 +177,6 @@ constexpr Mutation kMutations[] = {
 
 }  // namespace
 
-std::span<const Mutation> tensor_mutations() { return kMutations; }
+std::span<const Mutation> tensor_mutations() { return kTensorMutations; }
 
 }  // namespace fovea::invalid

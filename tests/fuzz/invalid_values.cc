@@ -82,7 +82,7 @@ std::string workspace(Subject& s) {
   }
 }
 
-constexpr Mutation kMutations[] = {
+constexpr Mutation kValueMutations[] = {
     {"missing", missing, false},       {"undeclared", undeclared, false},
     {"key_length", key_length, false}, {"cu_seqlens", cu_seqlens, false},
     {"workspace", workspace, false},
@@ -90,6 +90,6 @@ constexpr Mutation kMutations[] = {
 
 }  // namespace
 
-std::span<const Mutation> value_mutations() { return kMutations; }
+std::span<const Mutation> value_mutations() { return kValueMutations; }
 
 }  // namespace fovea::invalid

@@ -6,7 +6,7 @@
 #include "support/engines.h"
 #include "support/values.h"
 
-namespace fovea::test {
+namespace fovea::test::conveniences {
 namespace {
 
 using harness::Case;
@@ -87,4 +87,4 @@ TEST_F(Conveniences, NameTheWorkspaceThatCannotBeHad) {
 }
 
 }  // namespace
-}  // namespace fovea::test
+}  // namespace fovea::test::conveniences

@@ -2,7 +2,7 @@
 // bounds that are true and false, and layouts. What they do one by one is in oracle/features_test.
 #include "support/engines.h"
 
-namespace fovea::test {
+namespace fovea::test::forms {
 namespace {
 
 class Forms : public EngineTest {};
@@ -125,4 +125,4 @@ TEST_F(Forms, RaggedLengths) {
 }
 
 }  // namespace
-}  // namespace fovea::test
+}  // namespace fovea::test::forms

@@ -5,7 +5,7 @@
 #include "support/engines.h"
 #include "support/values.h"
 
-namespace fovea::test {
+namespace fovea::test::harness_there {
 namespace {
 
 using harness::Case;
@@ -104,4 +104,4 @@ TEST_F(DeviceHarness, WorkspaceIsFilledAndGuarded) {
 }
 
 }  // namespace
-}  // namespace fovea::test
+}  // namespace fovea::test::harness_there

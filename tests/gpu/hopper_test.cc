@@ -8,7 +8,7 @@
 #include "harness/accuracy.h"
 #include "support/engines.h"
 
-namespace fovea::test {
+namespace fovea::test::hopper_engine {
 namespace {
 
 using harness::Case;
@@ -297,4 +297,4 @@ TEST_F(Hopper, RunningMaximum) {
 }
 
 }  // namespace
-}  // namespace fovea::test
+}  // namespace fovea::test::hopper_engine

@@ -18,7 +18,7 @@ double largest(const std::vector<double>& values) {
   return most;
 }
 
-std::vector<double> values_of(const TensorView& t) {
+std::vector<double> all_values_of(const TensorView& t) {
   std::vector<double> values(static_cast<size_t>(t.elements()));
   for (size_t i = 0; i < values.size(); ++i) values[i] = element(t, static_cast<int64_t>(i));
   return values;
@@ -48,7 +48,7 @@ void LayerYardstick::set(const std::vector<NamedTensor>& plain,
   for (size_t n = 0; n < exact.size(); ++n) {
     Result& result = results_.emplace_back();
     result.name = exact[n].name;
-    result.exact = values_of(exact[n].view);
+    result.exact = all_values_of(exact[n].view);
     result.plain = errors_of(plain[n].view, result.exact);
   }
 }
@@ -63,7 +63,7 @@ void LayerYardstick::add_draw(const std::vector<NamedTensor>& plain,
   for (size_t n = 0; n < results_.size(); ++n) {
     Result& result = results_[n];
     if (result.exact.size() > kFew) continue;
-    const Errors another = errors_of(plain[n].view, values_of(exact[n].view));
+    const Errors another = errors_of(plain[n].view, all_values_of(exact[n].view));
     result.plain.largest = std::max(result.plain.largest, another.largest);
     result.plain.rms = std::max(result.plain.rms, another.rms);
   }

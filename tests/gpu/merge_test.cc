@@ -11,7 +11,7 @@
 #include "support/engines.h"
 #include "support/values.h"
 
-namespace fovea::test {
+namespace fovea::test::merging {
 namespace {
 
 using harness::Case;
@@ -293,4 +293,4 @@ TEST_F(DeviceMerge, RefusesOtherDevices) {
 }
 
 }  // namespace
-}  // namespace fovea::test
+}  // namespace fovea::test::merging

@@ -5,7 +5,7 @@
 #include "on_device.h"
 #include "stream.h"
 
-namespace fovea::test {
+namespace fovea::test::repeat {
 namespace {
 
 using harness::Case;
@@ -139,4 +139,4 @@ TEST_P(Repeat, GraphReplayIsTheDirectCall) {
 INSTANTIATE_TEST_SUITE_P(Engines, Repeat, testing::ValuesIn(fast_engines()), engine_name);
 
 }  // namespace
-}  // namespace fovea::test
+}  // namespace fovea::test::repeat

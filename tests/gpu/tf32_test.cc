@@ -3,7 +3,7 @@
 #include "support/engines.h"
 #include "support/random_case.h"
 
-namespace fovea::test {
+namespace fovea::test::tf32 {
 namespace {
 
 constexpr double kCost = 1e8;  // multiply-adds for the oracle, per case
@@ -96,4 +96,4 @@ TEST_F(OnTf32, RandomProblems) {
 }
 
 }  // namespace
-}  // namespace fovea::test
+}  // namespace fovea::test::tf32

@@ -6,7 +6,7 @@
 #include "stream.h"
 #include "support/engines.h"
 
-namespace fovea::test {
+namespace fovea::test::thousand {
 namespace {
 
 using harness::Case;
@@ -139,4 +139,4 @@ TEST_P(Thousand, DeterministicBackwardGivesTheSameBits) {
 INSTANTIATE_TEST_SUITE_P(Engines, Thousand, testing::ValuesIn(fast_engines()), engine_name);
 
 }  // namespace
-}  // namespace fovea::test
+}  // namespace fovea::test::thousand

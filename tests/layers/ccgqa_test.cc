@@ -1,7 +1,7 @@
 // CCGQA in float64: golden numbers of both presets, gradients under every toggle, exact decode.
 #include "layers/layer_trial.h"
 
-namespace fovea::test {
+namespace fovea::test::ccgqa {
 namespace {
 
 constexpr int64_t kBatch = 2, kLen = 7, kEmbed = 32;
@@ -281,4 +281,4 @@ TEST(Ccgqa, LeftPaddingChangesNothing) {
 }
 
 }  // namespace
-}  // namespace fovea::test
+}  // namespace fovea::test::ccgqa

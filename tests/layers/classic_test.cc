@@ -1,7 +1,7 @@
 // The classic layers in float64: gradients, decode, and what each option means.
 #include "layers/layer_trial.h"
 
-namespace fovea::test {
+namespace fovea::test::classic {
 namespace {
 
 constexpr int64_t kBatch = 2, kLen = 7, kEmbed = 12, kHeads = 4, kDim = 6;
@@ -223,4 +223,4 @@ TEST(ClassicLayers, EmptyBatchesAndSequencesAreLegal) {
 }
 
 }  // namespace
-}  // namespace fovea::test
+}  // namespace fovea::test::classic

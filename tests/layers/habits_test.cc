@@ -1,7 +1,7 @@
 // Mistakes that layers elsewhere were known for, and must not make here.
 #include "layers/layer_trial.h"
 
-namespace fovea::test {
+namespace fovea::test::habits {
 namespace {
 
 constexpr int64_t kBatch = 2, kLen = 6, kEmbed = 8, kHeads = 2, kDim = 4;
@@ -174,4 +174,4 @@ TEST(LayerHabits, SequenceFirstIsAView) {
 }
 
 }  // namespace
-}  // namespace fovea::test
+}  // namespace fovea::test::habits

@@ -1,7 +1,7 @@
 // LatentAttention in float64: gradients of both forms, decode from cached latents.
 #include "layers/layer_trial.h"
 
-namespace fovea::test {
+namespace fovea::test::latent {
 namespace {
 
 constexpr int64_t kBatch = 2, kLen = 6, kEmbed = 20, kHeads = 3;
@@ -144,4 +144,4 @@ TEST(Latent, DecodeOfOneTokenWorksOnTheLatents) {
 }
 
 }  // namespace
-}  // namespace fovea::test
+}  // namespace fovea::test::latent

@@ -7,7 +7,7 @@
 #include "support/engines.h"
 #include "support/values.h"
 
-namespace fovea::test {
+namespace fovea::test::hand {
 namespace {
 
 using harness::Case;
@@ -189,4 +189,4 @@ TEST(TwoTimesRule, FindsASmallError) {
 }
 
 }  // namespace
-}  // namespace fovea::test
+}  // namespace fovea::test::hand

@@ -4,7 +4,7 @@
 #include "support/engines.h"
 #include "support/values.h"
 
-namespace fovea::test {
+namespace fovea::test::bits {
 namespace {
 
 using harness::Case;
@@ -185,4 +185,4 @@ TEST_P(BitProperty, AThousandTimesTheSame) {
 INSTANTIATE_TEST_SUITE_P(Engines, BitProperty, testing::ValuesIn(every_engine()), engine_name);
 
 }  // namespace
-}  // namespace fovea::test
+}  // namespace fovea::test::bits

@@ -8,7 +8,7 @@
 #include "support/engines.h"
 #include "support/values.h"
 
-namespace fovea::test {
+namespace fovea::test::forward {
 namespace {
 
 using harness::Case;
@@ -193,4 +193,4 @@ TEST_P(ForwardProperty, CausalInThreeWays) {
 INSTANTIATE_TEST_SUITE_P(Engines, ForwardProperty, testing::ValuesIn(every_engine()), engine_name);
 
 }  // namespace
-}  // namespace fovea::test
+}  // namespace fovea::test::forward

@@ -5,7 +5,7 @@
 #include "support/engines.h"
 #include "support/values.h"
 
-namespace fovea::test {
+namespace fovea::test::split {
 namespace {
 
 using harness::Case;
@@ -181,4 +181,4 @@ TEST_P(SplitProperty, GroupsAreRepeatedHeads) {
 INSTANTIATE_TEST_SUITE_P(Engines, SplitProperty, testing::ValuesIn(every_engine()), engine_name);
 
 }  // namespace
-}  // namespace fovea::test
+}  // namespace fovea::test::split
