@@ -77,7 +77,7 @@ Scratch::Scratch(size_t size) : memory(size + kWorkspaceAlignment), bytes(size) 
 
 namespace {
 
-void visit(QkNormWeights& w, const Visitor& visitor) {
+void visit_norm(QkNormWeights& w, const Visitor& visitor) {
   visitor("norm.q", w.q);
   visitor("norm.q_bias", w.q_bias);
   visitor("norm.k", w.k);
@@ -95,7 +95,7 @@ void visit(MultiHeadWeights& w, const Visitor& visitor) {
   visitor("k_bias", w.k_bias);
   visitor("v_bias", w.v_bias);
   visitor("out_bias", w.out_bias);
-  visit(w.norm, visitor);
+  visit_norm(w.norm, visitor);
 }
 
 void visit(FusedWeights& w, const Visitor& visitor) {
@@ -103,7 +103,7 @@ void visit(FusedWeights& w, const Visitor& visitor) {
   visitor("out", w.out);
   visitor("qkv_bias", w.qkv_bias);
   visitor("out_bias", w.out_bias);
-  visit(w.norm, visitor);
+  visit_norm(w.norm, visitor);
 }
 
 void visit(LatentWeights& w, const Visitor& visitor) {
@@ -115,7 +115,7 @@ void visit(LatentWeights& w, const Visitor& visitor) {
   visitor("out", w.out);
   visitor("q_latent_norm", w.q_latent_norm);
   visitor("kv_latent_norm", w.kv_latent_norm);
-  visit(w.norm, visitor);
+  visit_norm(w.norm, visitor);
 }
 
 void visit(CcgqaWeights& w, const Visitor& visitor) {
