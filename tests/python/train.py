@@ -262,7 +262,7 @@ def main():
     options = parser.parse_args()
     if torch.cuda.is_available():
         rows = report_host("cuda")
-        for batch, length, rounds in [(32, 512, 400), (4, 4096, 400), (128, 512, 80), (16, 4096, 80)]:
+        for batch, length, rounds in [(32, 512, 300), (4, 4096, 200), (128, 512, 60), (16, 4096, 60)]:
             # Of 16k tokens Python takes longer to queue a step than the GPU to do it; of 64k it is the GPU that counts.
             rows += report_steps("cuda", width=320, layers=8, batch=batch, length=length, rounds=rounds)
         agree = report_curves("cuda", width=320, layers=8, batch=16, length=512, steps=200)
