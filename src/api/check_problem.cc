@@ -120,8 +120,9 @@ Status check_layout(const AttentionProblem& p) {
       if (total.value == 0) continue;
       return refuse(kMakePlan, total.name, show(total.value), must("be 0 in the dense layout"));
     }
-    if (total.value < 0)
+    if (total.value < 0) {
       return refuse(kMakePlan, total.name, show(total.value), must_be_at_least(0));
+    }
     if (total.value > kMaxInt32) {
       return refuse(kMakePlan, total.name, show(total.value),
                     must("be at most 2147483647, the largest value of cu_seqlens"));
@@ -147,8 +148,9 @@ Status check_mask(const Mask& mask) {
       return refuse(kMakePlan, name, show(value), must("be at least 0, or -1 for unbounded"));
     }
   }
-  if (mask.prefix < 0)
+  if (mask.prefix < 0) {
     return refuse(kMakePlan, "mask.prefix", show(mask.prefix), must_be_at_least(0));
+  }
   return {};
 }
 

@@ -12,8 +12,8 @@ namespace fovea::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using OrderedJson =
-    nlohmann::ordered_json;  // keys in the order of the file: it is the order of the cases
+// Keys in the order of the file: it is the order of the cases.
+using OrderedJson = nlohmann::ordered_json;
 
 Status bad(const std::string& message) { return {StatusCode::kInvalidArgument, message}; }
 

@@ -16,7 +16,6 @@ size_t bytes_of(const TensorView& t) {
   return static_cast<size_t>(t.elements() * dtype_bytes(t.dtype));
 }
 
-// The same tensor as one row.
 // Every element depends on the key and its own index, so that threads may share the work: the
 // weights of the largest models have a thousand million.
 void fill_normal(const TensorView& t, double deviation, uint64_t key) {

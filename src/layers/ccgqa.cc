@@ -84,9 +84,7 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
   void backward(Run& run, const Memory& own,
                 const LayerBackward<CcgqaWeights>& call) const override {
     const CcgqaWeights& dw = call.dweights;
-    Memory at = own;
-    at.set(Room::kDprojection, dw.qkv.data);
-    at.set(Room::kDconv, dw.q_conv2.data);
+    const Memory at = own.with(Room::kDprojection, dw.qkv).with(Room::kDconv, dw.q_conv2);
     const TensorView dheads = at.at(dheads_), dqk = at.at(dqk_), dv = at.at(dv_), dz = at.at(dz_);
     run.scratch = at.scratch_at(scratch_.dheads);
     engine->linear_dx(run, call.dout, {call.weights.out, {}, o_.output_scale}, dheads, Write::kSet);

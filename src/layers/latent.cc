@@ -100,14 +100,11 @@ class LatentLayer final : public LayerPlan<LatentWeights>::Impl {
     engine->linear(run, at.at(heads_out_), {call.weights.out}, call.out);
   }
 
-  // What lies in the gradient of the output's weight has been read when that is made at last.
   void backward(Run& run, const Memory& own,
                 const LayerBackward<LatentWeights>& call) const override {
     const LatentWeights& w = call.weights;
     const LatentWeights& dw = call.dweights;
-    Memory at = own;
-    at.set(Room::kDprojection, dw.q_down.data);
-    at.set(Room::kDoutput, dw.out.data);
+    const Memory at = own.with(Room::kDprojection, dw.q_down).with(Room::kDoutput, dw.out);
     const RowPositions positions{call.position_ids, 0};
     const TensorView dheads = at.at(dheads_), dq = at.at(dq_), dk = at.at(dk_), dv = at.at(dv_);
     engine->linear_dx(run, call.dout, {w.out}, dheads, Write::kSet);

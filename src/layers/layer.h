@@ -33,7 +33,8 @@ struct LayerParts {
   void make_scratch();
   // Where results are lent: out and dquery, of `width` channels, until the steps that write them.
   void lend(int64_t width, int out_until, int dquery_until);
-  // And gradients of the classic layers' weights, [projected, width] and [width, heads].
+  // And gradients of the classic layers' weights, [projected, width] and [width, heads]; the latter
+  // is made last, when what lies there has been read.
   void lend_weights(int64_t width, int64_t projected, int64_t heads);
 
   bool cached() const { return shape.use == LayerUse::kCached; }

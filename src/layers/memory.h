@@ -98,6 +98,12 @@ struct Memory {
   void set(Room room, const void* data) {
     rooms[MemoryPlan::index(room)] = static_cast<std::byte*>(const_cast<void*>(data));
   }
+  // The same with a result of the call.
+  Memory with(Room room, const TensorView& result) const {
+    Memory more = *this;
+    more.set(room, result.data);
+    return more;
+  }
   TensorView at(const Slot& slot) const;
   Scratch scratch_at(const Slot& slot) const {
     return {static_cast<std::byte*>(at(slot).data), slot.made() ? slot.bytes() : 0};

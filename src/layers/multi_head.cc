@@ -88,14 +88,11 @@ class MultiHeadLayer final : public LayerPlan<MultiHeadWeights>::Impl {
     engine->linear(run, heads, {w.out, w.out_bias}, call.out);
   }
 
-  // What lies in the gradient of the output's weight has been read when that is made at last.
   void backward(Run& run, const Memory& own,
                 const LayerBackward<MultiHeadWeights>& call) const override {
     const MultiHeadWeights& w = call.weights;
     const MultiHeadWeights& dw = call.dweights;
-    Memory at = own;
-    at.set(Room::kDprojection, dw.q.data);
-    at.set(Room::kDoutput, dw.out.data);
+    const Memory at = own.with(Room::kDprojection, dw.q).with(Room::kDoutput, dw.out);
     const TensorView dheads = at.at(dheads_);
     engine->linear_dx(run, call.dout, {w.out}, dheads, Write::kSet);
     heads_.backward(run, *this, at, call, w.norm, dw.norm, in_heads(at, q_, k_, v_), dheads,

@@ -59,22 +59,19 @@ class FusedLayer final : public LayerPlan<FusedWeights>::Impl {
     engine->linear(run, heads, {call.weights.out, call.weights.out_bias}, call.out);
   }
 
-  // What lies in the gradient of the output's weight has been read when that is made at last.
   void backward(Run& run, const Memory& own,
                 const LayerBackward<FusedWeights>& call) const override {
-    Memory at = own;
-    at.set(Room::kDprojection, call.dweights.qkv.data);
-    at.set(Room::kDoutput, call.dweights.out.data);
+    const FusedWeights& dw = call.dweights;
+    const Memory at = own.with(Room::kDprojection, dw.qkv).with(Room::kDoutput, dw.out);
     const TensorView dheads = at.at(dheads_), dqkv = at.at(dqkv_);
     engine->linear_dx(run, call.dout, {call.weights.out}, dheads, Write::kSet);
-    heads_.backward(run, *this, at, call, call.weights.norm, call.dweights.norm, split(at.at(qkv_)),
-                    dheads, split(dqkv));
-    engine->linear_dw(run, dqkv, call.query, {call.dweights.qkv, call.dweights.qkv_bias});
+    heads_.backward(run, *this, at, call, call.weights.norm, dw.norm, split(at.at(qkv_)), dheads,
+                    split(dqkv));
+    engine->linear_dw(run, dqkv, call.query, {dw.qkv, dw.qkv_bias});
     if (call.dquery.given()) {
       engine->linear_dx(run, dqkv, {call.weights.qkv}, call.dquery, Write::kSet);
     }
-    engine->linear_dw(run, call.dout, heads_.output(at),
-                      {call.dweights.out, call.dweights.out_bias});
+    engine->linear_dw(run, call.dout, heads_.output(at), {dw.out, dw.out_bias});
   }
 
   LayerCache cache_views() const override { return heads_.cache_views(*this); }

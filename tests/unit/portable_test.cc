@@ -20,6 +20,14 @@ class PortableChoice : public testing::Test {
     problem_.dtype = DType::kF32;
   }
 
+  void take_small_heads() {
+    problem_.dtype = DType::kBf16;
+    problem_.head_q = 8;
+    problem_.head_kv = 2;
+    problem_.dim_qk = problem_.dim_v = 16;
+    problem_.mask = Mask::causal();
+  }
+
   // The kernel's name and what explain() says of it.
   std::pair<std::string, std::string> kernel() const {
     const auto choice = choose(problem_, gpu_, "portable");
@@ -63,11 +71,7 @@ TEST_F(PortableChoice, Tf32IsNothingToHalves) {
 
 // Larger stages of many rows, where two blocks to a multiprocessor still have the memory for them.
 TEST_F(PortableChoice, ManyRowsOfSmallHeadsComeInLongTiles) {
-  problem_.dtype = DType::kBf16;
-  problem_.head_q = 8;
-  problem_.head_kv = 2;
-  problem_.dim_qk = problem_.dim_v = 16;
-  problem_.mask = Mask::causal();
+  take_small_heads();
   const auto long_tiles = [&](int64_t len, int shared_bytes) {
     problem_.q_len = problem_.kv_len = len;
     gpu_.gpu = {"NVIDIA H200", 90, 132, shared_bytes, 50 << 20, int64_t{141} << 30};
@@ -83,11 +87,7 @@ TEST_F(PortableChoice, ManyRowsOfSmallHeadsComeInLongTiles) {
 // Blocks of all tiles of keys are about as long, where they all run at once; not where whole tiles
 // of keys are too few to be even.
 TEST_F(PortableChoice, FewKeysOfSmallHeadsHaveEvenPartsOfRows) {
-  problem_.dtype = DType::kBf16;
-  problem_.head_q = 8;
-  problem_.head_kv = 2;
-  problem_.dim_qk = problem_.dim_v = 16;
-  problem_.mask = Mask::causal();
+  take_small_heads();
   gpu_.gpu = {"NVIDIA H200", 90, 132, 232448, 50 << 20, int64_t{141} << 30};
   const auto holds = [&](int64_t len, const char* text) {
     problem_.q_len = problem_.kv_len = len;
