@@ -101,5 +101,37 @@ TEST_F(PortableChoice, FewKeysOfSmallHeadsHaveEvenPartsOfRows) {
   EXPECT_TRUE(holds(1024, "their rows in 2 parts"));
 }
 
+// Of problems with terms dq is added in turn; parts of rows would add to dk and dv.
+TEST_F(PortableChoice, DeterministicBackwardWithTermsIsOnePassOfWholeRows) {
+  const auto says = [&](const char* what) {
+    return kernel().second.find(what) != std::string::npos;
+  };
+  problem_.dtype = DType::kBf16;
+  problem_.batch = 1;
+  problem_.head_q = problem_.head_kv = 1;
+  problem_.dim_qk = problem_.dim_v = 64;
+  EXPECT_TRUE(says("one pass over tiles of 128 keys, their rows in 13 parts")) << kernel().second;
+  problem_.determinism = Determinism::kRequired;
+  EXPECT_TRUE(says("dq by tiles of")) << kernel().second;
+  problem_.softcap = 30;
+  EXPECT_TRUE(says("one pass over tiles of 64 keys, their rows in 1 part")) << kernel().second;
+  problem_.dim_qk = problem_.dim_v = 256;
+  EXPECT_TRUE(says("dq by tiles of")) << kernel().second;
+}
+
+TEST_F(PortableChoice, LittleSharedMemoryIsEnoughForTwoKernelsOrThatOfAllTerms) {
+  const auto says = [&](const char* what) {
+    return kernel().second.find(what) != std::string::npos;
+  };
+  problem_.dtype = DType::kBf16;
+  gpu_.gpu = {"NVIDIA GeForce RTX 4090", 89, 128, 101376, 72 << 20, int64_t{24} << 30};
+  EXPECT_TRUE(says("dq by tiles of")) << kernel().second;
+  problem_.softcap = 30;
+  EXPECT_TRUE(says("one pass over tiles of 64 keys")) << kernel().second;
+  problem_.dim_qk = problem_.dim_v = 64;
+  problem_.softcap = 0;
+  EXPECT_TRUE(says("one pass over tiles of 128 keys")) << kernel().second;
+}
+
 }  // namespace
 }  // namespace fovea

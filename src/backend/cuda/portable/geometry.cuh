@@ -77,6 +77,10 @@ struct KeyTiles {
     const int window = last > first ? last - first : 0;
     return n < window ? last - 1 - n : prefix - 1 - (n - window);
   }
+  // The n of a tile that is visited.
+  __device__ __forceinline__ int index_of(int tile) const {
+    return tile < prefix ? count() - 1 - tile : last - 1 - tile;
+  }
   __device__ __forceinline__ bool seen_by_all(int begin, int end) const {
     return (end <= all_end && (begin >= all_begin || all_begin <= all_prefix)) || end <= all_prefix;
   }

@@ -145,6 +145,9 @@ Status PortableKernel::backward(const BackwardTensors& t, Workspace workspace,
     a.dk_sum = a.dq_sum + backward_cut_.query_sum_rows * backward_.config.dim_qk;
     a.dv_sum = a.dk_sum + backward_cut_.key_sum_rows * backward_.config.dim_qk;
     a.sum_floats = sum_floats();
+    if (backward_cut_.turns > 0) {
+      a.turns = reinterpret_cast<int*>(a.dq_sum + a.sum_floats - backward_cut_.turns);
+    }
   }
   if (t.dbias.given()) {
     const Broadcast strides = broadcast_of(t.dbias);

@@ -37,7 +37,7 @@ class PortableKernel : public BoundKernel {
   int64_t sum_floats() const {
     const BackwardConfig& c = backward_.config;
     return backward_cut_.query_sum_rows * c.dim_qk +
-           backward_cut_.key_sum_rows * (c.dim_qk + c.dim_v);
+           backward_cut_.key_sum_rows * (c.dim_qk + c.dim_v) + backward_cut_.turns;
   }
 
   const AttentionProblem p_;

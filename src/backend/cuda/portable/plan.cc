@@ -89,9 +89,12 @@ int64_t row_tiles(const AttentionProblem& p, const ForwardConfig& c) {
                               : ceil_div(group * p.q_len, c.tile_q());
 }
 
-// Whether one pass may do all of backward.
+// Whether two runs have to give the same bits.
+bool repeats(const AttentionProblem& p) { return p.determinism == Determinism::kRequired; }
+
+// Whether one pass may do all of backward: in the kernels of all terms blocks can add in turn.
 bool takes_one_pass(const AttentionProblem& p, const BackwardConfig& c, const GpuInfo& gpu) {
-  return c.one_pass() && p.determinism != Determinism::kRequired &&
+  return c.one_pass() && (c.terms == Terms::kAny || !repeats(p)) &&
          c.key_shared_bytes() + kOwnSharedBytes <= gpu.shared_bytes;
 }
 
@@ -271,19 +274,23 @@ BackwardCut cut_backward(const AttentionProblem& p, const BackwardConfig& c, con
   const auto sum_rows = [&](int64_t rows) { return p.head_kv * (rows / kTile + p.batch) * kTile; };
   const int64_t group = p.head_q / p.head_kv;
   cut.query_sum_rows = sum_rows(group * (packed ? p.total_q : p.batch * p.q_len));
+  if (repeats(p)) {  // in whole 16 bytes
+    cut.turns = ceil_div(1 + cut.query_sum_rows / c.key_tile_q * c.key_warps, 4) * 4;
+  }
   // The longest first, that none is left over at the end; but heads one after another where not all
   // their sums stay in the cache, or with larger heads where far from all do.
   const bool weighed = c.of_part > 0;
   cut.keys_begin_early = c.dq_of_products;  // of heads of 16, where it was measured
   const int64_t sum_bytes = cut.query_sum_rows * c.dim_qk * int64_t{sizeof(float)};
   const int64_t most_bytes = weighed ? kMostSums * gpu.l2_bytes : c.small_heads ? gpu.l2_bytes : 0;
-  cut.first_keys_first = p.mask.right >= 0 && sum_bytes <= most_bytes;
+  cut.first_keys_first = p.mask.right >= 0 && sum_bytes <= most_bytes && cut.turns == 0;
   const int64_t blocks =
       std::max<int64_t>(1, p.batch * p.head_kv * ceil_div(p.kv_len, c.key_tile()));
   const int64_t tiles_of_rows = ceil_div(group * p.q_len, c.key_tile_q);
   const int64_t wanted = int64_t{c.key_blocks} * gpu.sm_count;
   // A part of fewer tiles than that spends more on its start than it saves.
   int64_t most = std::min(tiles_of_rows / kLeastRowTiles, kMaxParts);
+  if (cut.turns > 0) most = 1;  // parts add to sums of dk and dv, in any order
   if (weighed) {
     const double waves = static_cast<double>(blocks) / static_cast<double>(wanted);
     const RowCut rows = row_cut(p, c, waves, cut.first_keys_first);

@@ -23,8 +23,8 @@ struct ForwardCut {
 
 ForwardCut cut_forward(const AttentionProblem& p, const ForwardConfig& c, const GpuInfo& gpu);
 
-// One pass for all gradients adds to sums in the workspace, in any order: not when two runs have to
-// give the same bits, nor where its tiles do not fit the shared memory.
+// One pass for all gradients adds to sums in the workspace; not where its tiles do not fit the
+// shared memory.
 struct BackwardCut {
   bool one_pass = false;
   int64_t row_parts = 1;  // that the rows of a tile of keys are cut into, at most
@@ -33,6 +33,7 @@ struct BackwardCut {
   bool long_tiles = false;  // of rows
   bool keys_begin_early = false;
   int64_t query_sum_rows = 0, key_sum_rows = 0;
+  int64_t turns = 0;        // counts by which blocks add in one order; 0: they do in any
   bool one_launch = false;  // of a call whose tensors suit it
 };
 

@@ -260,12 +260,12 @@ __device__ __forceinline__ void add_columns_by_rows(ptx::Fragment (&sum)[kM][kN]
   }
 }
 
-// Fragments into a tile of whole panels, 16-bit: rows from `row` on, columns from `col` on, both
+// Fragments into a tile of equal panels, 16-bit: rows from `row` on, columns from `col` on, both
 // multiples of their fragment's. The tile begins on 128 bytes.
 template <typename T, typename Tile, int kM, int kN>
 __device__ __forceinline__ void store_fragments(uint32_t shared, int row, int col,
                                                 const ptx::Fragment (&x)[kM][kN]) {
-  static_assert(Tile::kCols % 64 == 0);
+  static_assert(Tile::kCols % 64 == 0 || Tile::kCols == 32);
   const int lane = threadIdx.x % 32;
   const uint32_t first = shared + Tile::offset(row + lane / 4, col / 8) + lane % 4 * 4;
 #pragma unroll
@@ -275,7 +275,7 @@ __device__ __forceinline__ void store_fragments(uint32_t shared, int row, int co
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(at + (m * 16 + half * 8) * 128),
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(at + (m * 16 + half * 8) * Tile::row_bytes(0)),
                      "r"(ptx::pack<T>(x[m][n][2 * half], x[m][n][2 * half + 1]))
                      : "memory");
       }

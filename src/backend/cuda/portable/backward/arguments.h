@@ -32,7 +32,7 @@ struct BackwardArguments {
   // Sums of gradients in the workspace, for blocks to add to (backward/sums.cuh): dq_sum when one
   // pass does all, the others when besides the rows that a tile of keys meets are cut into parts.
   float *dq_sum, *dk_sum, *dv_sum;
-  int64_t sum_floats;  // of all three together, from dq_sum on
+  int64_t sum_floats;  // of all three together and the turns, from dq_sum on
   int row_parts;
   EvenParts even;
   bool long_tiles;        // of rows, which a kernel of small heads has
@@ -52,6 +52,8 @@ struct BackwardArguments {
   int64_t dbias_shift;
   float* dsink;
   int64_t dsink_head;
+
+  int* turns;  // at dq_sum (backward/turns.cuh); null: blocks add in any order
 };
 
 }  // namespace fovea::cuda

@@ -154,8 +154,14 @@ constexpr BackwardConfig one_pass_config(Products products, int dim_qk, int dim_
     c.key_blocks = 2;
     return c;
   }
-  if (dim_qk > 64) c.key_warps = 8;
-  if (dim_qk > 64 && terms != Terms::kAny) c.query_warps = c.key_m_tiles = 2;
+  if (dim_qk > 64 && terms != Terms::kAny) {
+    c.key_warps = 8;
+    c.query_warps = c.key_m_tiles = 2;
+  }
+  if (dim_qk > 64 && terms == Terms::kAny) {
+    c.key_tile_q = 32;
+    c.dq_row_warps = c.key_blocks = 2;
+  }
   if (c.one_term()) c.masked_chunk = 16;
   return c;
 }
@@ -182,9 +188,12 @@ struct BackwardShape {
   static constexpr BackwardConfig kConfig = backward_config(kProductsOf<T>, kDimQk, kDimV, kTerms);
   static constexpr BackwardConfig kOnePass = one_pass_config(kProductsOf<T>, kDimQk, kDimV, kTerms);
   static constexpr ShortConfig kShort = short_config(kDimQk);  // with small heads
-  // Of one term alone there is but the one pass.
-  static_assert(kConfig.one_term() || (kConfig.key_shared_bytes() <= kLeastSharedBytes &&
-                                       kConfig.row_shared_bytes() <= kLeastSharedBytes));
+  // Where a GPU has no memory for the one pass of a plain problem, or two runs have to give the
+  // same bits, there are two kernels besides; of one term alone the pass of all terms serves.
+  static constexpr bool kTwoKernels = kTerms == Terms::kNone || !kOnePass.one_pass();
+  static_assert(kTerms != Terms::kAny || kOnePass.key_shared_bytes() <= kLeastSharedBytes);
+  static_assert(!kTwoKernels || (kConfig.key_shared_bytes() <= kLeastSharedBytes &&
+                                 kConfig.row_shared_bytes() <= kLeastSharedBytes));
 };
 
 // The same with the larger stages of many rows.

@@ -2,11 +2,12 @@
 // the query rows of its group that see them, Q and dO coming through two stages of shared memory.
 // Fragments have keys for rows and queries for columns, so that weights are at once the operand of
 // the sums. Gradients of scores go through shared memory to the product that is dQ, which is added
-// to sums in the workspace: in any order, so a deterministic pass leaves dQ to another kernel.
+// to sums in the workspace.
 #pragma once
 
 #include "backend/cuda/portable/backward/key_elements.cuh"
 #include "backend/cuda/portable/backward/key_rows.cuh"
+#include "backend/cuda/portable/backward/turns.cuh"
 #include "prim/cuda/ptx/barrier.cuh"
 #include "prim/cuda/ptx/grid_dependency.cuh"
 #include "prim/cuda/tile/products.cuh"
@@ -27,6 +28,8 @@ class KeyBlock {
   static constexpr bool kAnyTerms = kC.terms == Terms::kAny;
   static constexpr bool kWantDk = kSums != KeySums::kDv, kWantDv = kSums != KeySums::kDk;
   static constexpr bool kWantDq = kSums == KeySums::kAll;
+  // What asks whether there are turns is not left to the kernels that have to be fast.
+  static constexpr bool kInTurn = kWantDq && kAnyTerms;
   // Warps that share their keys: each takes its share of the queries for the scores, which pass
   // through shared memory, and its share of the columns for the sums.
   static constexpr int kShare = kC.query_warps;
@@ -61,8 +64,9 @@ class KeyBlock {
   __device__ __forceinline__ void run() {
     const Problem& p = a_.p;
     if (threadIdx.x == 0) {
-      place_.rungs[0] = Steps::rung_from(p, place_, Steps::find_place(a_, place_));
-      place_.rungs[1] = Steps::rung_from(p, place_, place_.rungs[0].tile + 1);
+      const int block = kInTurn ? block_in_turn<kTileKv>(a_) : blockIdx.x;
+      find_rung(0, Steps::find_place(a_, block, place_));
+      find_rung(1, place_.rungs[0].tile + 1);
     }
     __syncthreads();
     if (place_.key_begin >= stored_keys()) return;
@@ -88,10 +92,7 @@ class KeyBlock {
           tile::rows_of_tile<TileV>(v_, s_v_, first_key());
         }
       }
-      if (threadIdx.x == 0) {
-        place_.rungs[(n + 2) % 4] =
-            Steps::rung_from(a_.p, place_, place_.rungs[(n + 1) % 4].tile + 1);
-      }
+      if (threadIdx.x == 0) find_rung(n + 2, place_.rungs[(n + 1) % 4].tile + 1);
       if constexpr (kMask) {
         if (n == 0) look_at_keys();
       }
@@ -121,6 +122,12 @@ class KeyBlock {
   // Dense rows past a key length exist and get zeros; packed ones belong to the next sequence.
   __device__ __forceinline__ int stored_keys() const {
     return a_.p.cu_q != nullptr ? place_.s.kv_len : a_.p.kv_len;
+  }
+  // The n-th, from `tile` on; for one thread to find.
+  __device__ __forceinline__ void find_rung(int n, int tile) const {
+    Rung& rung = place_.rungs[n % 4];
+    rung = Steps::rung_from(a_.p, place_, tile);
+    if (kInTurn && a_.turns != nullptr) rung.turn = turn_of<kTileKv, kTileQ>(a_, place_, rung.tile);
   }
   __device__ __forceinline__ bool there_is(int n) const {
     return place_.rungs[n % 4].tile < place_.tile_end;
@@ -350,9 +357,13 @@ class KeyBlock {
     } else {
       tile::add_columns_by_rows<T, false, TileDs, TileK>(dq, s_ds, row, s_k_, col);
     }
-    const int64_t at = place_.sum_row + int64_t{place_.rungs[n % 4].tile} * kTileQ + row;
+    const int tile = place_.rungs[n % 4].tile;
+    const int64_t at = place_.sum_row + int64_t{tile} * kTileQ + row;
+    using Turn = Turns<kTileQ, kC.key_warps>;
+    if constexpr (kInTurn) Turn::wait(a_, place_.sum_row, tile, place_.rungs[n % 4].turn);
 #pragma unroll
     for (int m = 0; m < kDqM; ++m) add_to_sums<kC.dim_qk>(a_.dq_sum, at + 16 * m, col, dq[m]);
+    if constexpr (kInTurn) Turn::pass(a_, place_.sum_row, tile);
   }
 
   __device__ __forceinline__ void add_sums() const {

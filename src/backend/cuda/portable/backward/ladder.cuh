@@ -13,6 +13,7 @@ struct Rung {
   bool one_head;
   bool masked;  // some row may not see some key
   int keys;     // that some row may see, from the block's first on
+  int turn;     // backward/turns.cuh
 
   __device__ __forceinline__ RowSpan span(int rows) const { return {first, tile * rows, one_head}; }
 };
@@ -61,10 +62,11 @@ __device__ __forceinline__ int2 clear_rows(const Problem& p, const Sequence& s, 
 // Called by one thread, for what it finds is in shared memory.
 template <int kTileKv, int kTileQ>
 struct Ladder {
-  // Finds the block's place; the first of its tiles of rows.
-  static __device__ __forceinline__ int find_place(const BackwardArguments& a, KeyPlace& place) {
+  // Finds the place of a block; the first of its tiles of rows.
+  static __device__ __forceinline__ int find_place(const BackwardArguments& a, int block,
+                                                   KeyPlace& place) {
     const Problem& p = a.p;
-    const int item = a.of_parts(blockIdx.x), part = blockIdx.x - item * a.row_parts;
+    const int item = a.of_parts(block), part = block - item * a.row_parts;
     // First keys first, whose rows are the most where queries do not see later ones; or head by
     // head.
     const int heads = a.batch * p.head_kv, tiles = (p.kv_len + kTileKv - 1) / kTileKv;
@@ -117,10 +119,10 @@ struct Ladder {
         const bool whole = (tile + 1) * kTileQ <= p.group * q_len;
         const bool seen = (high.begin <= begin && low.end >= end) || low.prefix >= end;
         const int keys = span.one_head ? max(high.end, high.prefix) - begin : kTileKv;
-        return {tile, span.first, span.one_head, !(whole && seen), clamp_to(keys, 0, kTileKv)};
+        return {tile, span.first, span.one_head, !(whole && seen), clamp_to(keys, 0, kTileKv), 0};
       }
     }
-    return {place.tile_end, {}, false, false, 0};
+    return {place.tile_end, {}, false, false, 0, 0};
   }
 
  private:

@@ -78,7 +78,7 @@ cudaError_t launch_backward(const BackwardArguments& a, cudaStream_t stream) {
       }
       if (error == cudaSuccess) error = round_sums<T, kC.dim_qk, kC.dim_v>(a, stream);
     }
-  } else if constexpr (!kC.one_term()) {
+  } else if constexpr (Shape::kTwoKernels) {
     if constexpr (kC.split) {
       keys(Kernel<backward_keys_kernel<Shape, static_cast<int>(KeySums::kDk)>>{}, kC);
       keys(Kernel<backward_keys_kernel<Shape, static_cast<int>(KeySums::kDv)>>{}, kC);

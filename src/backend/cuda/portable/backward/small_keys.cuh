@@ -58,8 +58,8 @@ class SmallKeyBlock {
     {
       SmallPlace place;
       if (a_.p.lengths_are_read()) ptx::wait_for_earlier_kernels();
-      const int tile =
-          a_.even.tiles > 0 ? Steps::find_even_place(a_, place) : Steps::find_place(a_, place);
+      const int tile = a_.even.tiles > 0 ? Steps::find_even_place(a_, place)
+                                         : Steps::find_place(a_, blockIdx.x, place);
       if (place.key_begin >= stored_keys(place)) {
         ptx::wait_for_earlier_kernels();
         return;
