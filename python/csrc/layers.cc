@@ -11,7 +11,7 @@ namespace fovea::torch_ops {
 namespace {
 
 // What every pass is told, in the order of the schemas in ops.cc.
-struct Request {
+struct LayerRequest {
   Viewed query, key, value;
   Viewed mask, position_ids, key_position_ids;
   std::vector<Viewed> weights;
@@ -27,8 +27,8 @@ std::vector<Viewed> take_list(Arguments& arguments) {
   return list;
 }
 
-Request take_request(Arguments& arguments) {
-  Request r;
+LayerRequest take_layer(Arguments& arguments) {
+  LayerRequest r;
   r.query.tensor = arguments.take<Tensor>();
   for (Viewed* optional : {&r.key, &r.value, &r.mask, &r.position_ids, &r.key_position_ids}) {
     optional->tensor = arguments.take<std::optional<Tensor>>();
@@ -51,7 +51,7 @@ Views views_of(const char* name, std::vector<Viewed>& list) {
 // A request that was read, with its plan. Results are new tensors, which lend their memory where
 // none is left out.
 struct Call {
-  Call(Request& r, LayerUse use, bool lends = true, bool spends = false)
+  Call(LayerRequest& r, LayerUse use, bool lends = true, bool spends = false)
       : weights(views_of("weights", r.weights)) {
     make_view("query", r.query);
     make_view("key", r.key);
@@ -88,7 +88,7 @@ struct Call {
 };
 
 // Whether a gradient of each of query, key, value and the weights that there are is wanted.
-bool wants_all(const Request& r, const std::vector<bool>& wanted) {
+bool wants_all(const LayerRequest& r, const std::vector<bool>& wanted) {
   const bool given[] = {true, r.key.tensor.has_value(), r.value.tensor.has_value()};
   for (size_t i = 0; i < wanted.size(); ++i) {
     if (!wanted[i] && (i >= std::size(given) || given[i])) return false;
@@ -113,7 +113,7 @@ Saved saved_in(const Tensor& memory) {
 
 void layer(StableIValue* stack, uint64_t, uint64_t) {
   Arguments arguments(stack);
-  Request r = take_request(arguments);
+  LayerRequest r = take_layer(arguments);
   const auto saved_bytes = arguments.take<int64_t>();
   const Call call(r, saved_bytes > 0 ? LayerUse::kTraining : LayerUse::kInference);
   const Tensor saved = empty_bytes(saved_bytes, call.device());
@@ -126,7 +126,7 @@ void layer_backward(StableIValue* stack, uint64_t, uint64_t) {
   Viewed dout;
   dout.tensor = arguments.take<Tensor>();
   const auto saved = arguments.take<Tensor>();
-  Request r = take_request(arguments);
+  LayerRequest r = take_layer(arguments);
   const auto wanted = arguments.take<std::vector<bool>>();
   const auto spends = arguments.take<bool>();
   make_view("dout", dout);
@@ -157,7 +157,7 @@ void layer_backward(StableIValue* stack, uint64_t, uint64_t) {
 
 void layer_cached(StableIValue* stack, uint64_t, uint64_t) {
   Arguments arguments(stack);
-  Request r = take_request(arguments);
+  LayerRequest r = take_layer(arguments);
   std::vector<Viewed> kept = take_list(arguments);
   const auto length = arguments.take<int64_t>();
   const Call call(r, LayerUse::kCached);

@@ -18,7 +18,7 @@ const std::string kRequest =
     "bool heads_first=False";
 
 // Shapes as in fovea/layer_plan.h; options as in layer_settings.h, weights as in layer_plans.h.
-// Read in this order by take_request in layers.cc.
+// Read in this order by take_layer in layers.cc.
 const std::string kLayer =
     "Tensor query, Tensor? key, Tensor? value, Tensor? mask, Tensor? position_ids, "
     "Tensor? key_position_ids, Tensor[] weights, Tensor? dropout_seed, str options";
