@@ -33,12 +33,6 @@ void implement(torch::stable::detail::StableLibrary& m) {
   m.impl("merge", fovea::torch_ops::merge);
 }
 
-void stand_in(torch::stable::detail::StableLibrary& m) {
-  m.impl("_scaled_dot_product_fused_attention_overrideable", fovea::torch_ops::overrideable);
-  m.impl("_scaled_dot_product_fused_attention_overrideable_backward",
-         fovea::torch_ops::overrideable_backward);
-}
-
 }  // namespace
 
 STABLE_TORCH_LIBRARY(fovea, m) {
@@ -70,5 +64,13 @@ STABLE_TORCH_LIBRARY_IMPL(fovea, CompositeExplicitAutograd, m) {
 }
 STABLE_TORCH_LIBRARY_IMPL(fovea, CPU, m) { implement(m); }
 STABLE_TORCH_LIBRARY_IMPL(fovea, CUDA, m) { implement(m); }
-STABLE_TORCH_LIBRARY_IMPL(aten, CPU, m) { stand_in(m); }
-STABLE_TORCH_LIBRARY_IMPL(aten, CUDA, m) { stand_in(m); }
+STABLE_TORCH_LIBRARY_IMPL(aten, CPU, m) {
+  m.impl("_scaled_dot_product_fused_attention_overrideable", fovea::torch_ops::overrideable);
+  m.impl("_scaled_dot_product_fused_attention_overrideable_backward",
+         fovea::torch_ops::overrideable_backward);
+}
+STABLE_TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+  m.impl("_scaled_dot_product_flash_attention_for_cpu", fovea::torch_ops::flash_for_cpu);
+  m.impl("_scaled_dot_product_flash_attention_for_cpu_backward",
+         fovea::torch_ops::flash_for_cpu_backward);
+}

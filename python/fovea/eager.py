@@ -23,7 +23,7 @@ _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _len_torch_dispatch_stack = torch._C._len_torch_dispatch_stack
 _get_autocast_dtype, _is_autocast_enabled = torch.get_autocast_dtype, torch.is_autocast_enabled
 _FLOAT32 = torch.float32
-_recorded_by_torch = getattr(ops.overrideable, "_op", ops.overrideable)  # what an op is called through
+_on_cpu, _on_gpu = ops.recorded_on_cpu, ops.recorded_on_gpu
 below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
@@ -65,7 +65,7 @@ def run_plain(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
         or _len_torch_dispatch_stack()
         or _are_functorch_transforms_active()
         or _get_deterministic_algorithms()
-        or _recorded_by_torch is None
+        or (_on_gpu if on_gpu else _on_cpu) is None
         or (dtype is _FLOAT32 and on_gpu and tf32_is_allowed())
     ):
         return None
@@ -79,8 +79,10 @@ def run_plain(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
     # forward mode: the other op would not.
     if q.requires_grad or k.requires_grad or v.requires_grad or forward_ad._current_level >= 0:
         if scale is None:  # what is passed by name takes longer
-            return _recorded_by_torch(q, k, v, None, 0.0, causal)[0]
-        return _recorded_by_torch(q, k, v, None, 0.0, causal, scale=scale)[0]
+            return (_on_gpu(q, k, v, 0.0, causal) if on_gpu else _on_cpu(q, k, v, None, 0.0, causal))[0]
+        if on_gpu:
+            return _on_gpu(q, k, v, 0.0, causal, scale=scale)[0]
+        return _on_cpu(q, k, v, None, 0.0, causal, scale=scale)[0]
     settings: dict[str, Any] = {} if scale is None else {"scale": scale}
     if causal:
         settings["right"] = 0

@@ -22,23 +22,31 @@ def _names(op) -> list:
     return [argument.name for argument in op._schema.arguments]
 
 
-def _find_overrideable():
-    """torch's op for attention by others, which fovea has kernels for (csrc/overrideable.cc) and torch a gradient in
-    C++. None where a later torch has changed what it takes."""
-    name = "_scaled_dot_product_fused_attention_overrideable"
+def _find_recorded(name: str, taken: str, taken_back: str, given_back: int):
+    """An op of torch's that fovea has kernels for (csrc/recorded.cc) and torch a gradient in C++, as it is called in the
+    least time. None where a later torch has changed what it takes."""
     forward, backward = (getattr(torch.ops.aten, n, None) for n in (name, name + "_backward"))
     if forward is None or backward is None:
         return None
-    taken = "query key value attn_bias dropout_p is_causal return_debug_mask scale"
-    taken_back = (
-        "grad_out query key value attn_bias grad_input_mask out logsumexp cum_seq_q cum_seq_k max_q max_k dropout_p "
-        "is_causal philox_seed philox_offset scale"
-    )
     same = _names(forward.default) == taken.split() and _names(backward.default) == taken_back.split()
-    return forward.default if same and len(forward.default._schema.returns) == 9 else None
+    if not same or len(forward.default._schema.returns) != given_back:
+        return None
+    return getattr(torch, name, forward.default._op)  # a function of torch's own takes half the time of an op
 
 
-overrideable = _find_overrideable()
+recorded_on_cpu = _find_recorded(
+    "_scaled_dot_product_fused_attention_overrideable",
+    "query key value attn_bias dropout_p is_causal return_debug_mask scale",
+    "grad_out query key value attn_bias grad_input_mask out logsumexp cum_seq_q cum_seq_k max_q max_k dropout_p "
+    "is_causal philox_seed philox_offset scale",
+    9,
+)
+recorded_on_gpu = _find_recorded(
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "query key value dropout_p is_causal attn_mask scale",
+    "grad_out query key value out logsumexp dropout_p is_causal attn_mask scale",
+    2,
+)
 _FORWARD, _BACKWARD = _names(attention), _names(attention_backward)
 _TENSORS = _FORWARD.index("dropout_seed") + 1  # tensors come first, then numbers
 _BIAS, _ALIBI, _SINK = (_FORWARD.index(name) for name in ("bias", "alibi_slopes", "sink"))

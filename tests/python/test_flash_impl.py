@@ -29,14 +29,18 @@ def qkv(device, dtype=torch.float32, dim=16, grad=True):
     return [torch.randn(2, 4, n, dim, device=device, dtype=dtype, requires_grad=grad) for n in (7, 9, 9)]
 
 
-# The last is an op of torch's own whose kernels are fovea's.
-OPS = {"fovea::attention", "fovea::attention_no_grad", "aten::_scaled_dot_product_fused_attention_overrideable"}
+# The ops of torch's own whose kernels are fovea's.
+RECORDED = {
+    "cpu": "aten::_scaled_dot_product_fused_attention_overrideable",
+    "cuda": "aten::_scaled_dot_product_flash_attention_for_cpu",
+}
 
 
-def ran_on_fovea(run) -> bool:
+def ran_on_fovea(device, run) -> bool:
+    ops = {"fovea::attention", "fovea::attention_no_grad", RECORDED[device]}
     with profile() as found:
         run()
-    return any(event.name in OPS for event in found.events())
+    return any(event.name in ops for event in found.events())
 
 
 CALLS = {
@@ -57,10 +61,10 @@ def with_gradients(run, tensors):
 @pytest.mark.parametrize("name", CALLS)
 def test_same_results_on_fovea(device, name, fovea_is_active):
     tensors = qkv(device)
-    assert ran_on_fovea(lambda: CALLS[name](*tensors))
+    assert ran_on_fovea(device, lambda: CALLS[name](*tensors))
     found = with_gradients(CALLS[name], tensors)
     restore_flash_attention_impl()
-    assert not ran_on_fovea(lambda: CALLS[name](*tensors))
+    assert not ran_on_fovea(device, lambda: CALLS[name](*tensors))
     for mine, torchs in zip(found, with_gradients(CALLS[name], tensors)):
         torch.testing.assert_close(mine, torchs, rtol=1e-4, atol=1e-5)
 
@@ -69,7 +73,7 @@ def test_same_results_on_fovea(device, name, fovea_is_active):
 def test_without_gradient(device, mode, fovea_is_active):
     with mode():
         tensors = qkv(device, grad=False)
-        assert ran_on_fovea(lambda: CALLS["causal"](*tensors))
+        assert ran_on_fovea(device, lambda: CALLS["causal"](*tensors))
 
 
 def test_autocast(device, fovea_is_active):
@@ -77,14 +81,14 @@ def test_autocast(device, fovea_is_active):
         with torch.autocast(device, dtype=torch.bfloat16):
             assert CALLS["causal"](*qkv(device)).dtype == torch.bfloat16
 
-    assert ran_on_fovea(run)
+    assert ran_on_fovea(device, run)
 
 
 def test_in_a_graph(device, fovea_is_active):
     torch.compiler.reset()
     tensors = qkv(device)
     compiled = torch.compile(CALLS["causal"], fullgraph=True, dynamic=True, backend="aot_eager")
-    assert ran_on_fovea(lambda: compiled(*tensors))
+    assert ran_on_fovea(device, lambda: compiled(*tensors))
     for a, b in zip(with_gradients(compiled, tensors), with_gradients(CALLS["causal"], tensors)):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
@@ -92,16 +96,16 @@ def test_in_a_graph(device, fovea_is_active):
 def test_a_model_that_knows_nothing_of_it(device, fovea_is_active):
     layer = torch.nn.MultiheadAttention(32, 4, batch_first=True, device=device)
     x = torch.randn(2, 5, 32, device=device)
-    assert ran_on_fovea(lambda: layer(x, x, x, need_weights=False))
+    assert ran_on_fovea(device, lambda: layer(x, x, x, need_weights=False))
 
 
 def test_what_it_does_not_take_is_torchs(device, fovea_is_active):
     for tensors in (qkv(device, torch.float64), qkv(device, dim=320)):
-        assert not ran_on_fovea(lambda: CALLS["plain"](*tensors))
+        assert not ran_on_fovea(device, lambda: CALLS["plain"](*tensors))
     with sdpa_kernel(SDPBackend.MATH):
-        assert not ran_on_fovea(lambda: CALLS["plain"](*qkv(device)))
+        assert not ran_on_fovea(device, lambda: CALLS["plain"](*qkv(device)))
 
 
 def test_is_known_but_not_active_by_itself(device):
     assert "fovea" in list_flash_attention_impls() and current_flash_attention_impl() is None
-    assert not ran_on_fovea(lambda: CALLS["plain"](*qkv(device)))
+    assert not ran_on_fovea(device, lambda: CALLS["plain"](*qkv(device)))
