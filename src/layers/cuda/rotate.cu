@@ -12,7 +12,7 @@
 namespace fovea::layers::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kRotateThreads = 256;
 constexpr int kHeadsAtOnce = 4;  // loads in flight before the first store
 
 __device__ __forceinline__ int64_t position_of(const RotateRows& r, int64_t row) {
@@ -23,18 +23,18 @@ __device__ __forceinline__ int64_t position_of(const RotateRows& r, int64_t row)
 // kPairs neighbouring pairs of a head as two runs of kPairs elements, `second` after the first.
 // By halves a pair is one of each run; interleaved, neighbours.
 template <typename T, int kPairs, RopeStyle kStyle>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kRotateThreads)
     rotate_kernel(const __grid_constant__ RotateArguments a) {
   ptx::wait_for_earlier_kernels();
   __shared__ uint64_t s_step[FixedAngles::kMostPairs];
   const int pairs = a.angles.turning / 2;
-  for (int i = threadIdx.x; i < pairs; i += kThreads) s_step[i] = a.angles.step[i];
+  for (int i = threadIdx.x; i < pairs; i += kRotateThreads) s_step[i] = a.angles.step[i];
   __syncthreads();
   constexpr bool kHalf = kStyle == RopeStyle::kHalf;
   const RotateRows& r = a.rows[blockIdx.y];
   const int64_t runs = pairs / kPairs, groups = (r.x.heads + kHeadsAtOnce - 1) / kHeadsAtOnce;
   const int64_t items = r.x.batch * r.x.rows * groups * runs;
-  const int64_t item = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t item = static_cast<int64_t>(blockIdx.x) * kRotateThreads + threadIdx.x;
   if (item >= items) return;
   const int pair = static_cast<int>(item % runs) * kPairs;
   const int64_t row = item / runs / groups, group = item / runs % groups;
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename T, int kPairs>
-cudaError_t launch_as(const RotateArguments& a, cudaStream_t stream) {
+cudaError_t launch_rotate_as(const RotateArguments& a, cudaStream_t stream) {
   int64_t items = 0;
   for (int n = 0; n < a.count; ++n) {
     const HeadRows& x = a.rows[n].x;
@@ -83,9 +83,10 @@ cudaError_t launch_as(const RotateArguments& a, cudaStream_t stream) {
     items = std::max(items, x.batch * x.rows * ceil_div(x.heads, int64_t{kHeadsAtOnce}) * runs);
   }
   if (items == 0) return cudaSuccess;
-  const fovea::cuda::Launch how{dim3(static_cast<unsigned>(ceil_div(items, int64_t{kThreads})),
-                                     static_cast<unsigned>(a.count)),
-                                kThreads, 0, stream};
+  const fovea::cuda::Launch how{
+      dim3(static_cast<unsigned>(ceil_div(items, int64_t{kRotateThreads})),
+           static_cast<unsigned>(a.count)),
+      kRotateThreads, 0, stream};
   return a.angles.style == RopeStyle::kHalf
              ? fovea::cuda::launch<rotate_kernel<T, kPairs, RopeStyle::kHalf>>(how, a)
              : fovea::cuda::launch<rotate_kernel<T, kPairs, RopeStyle::kInterleaved>>(how, a);
@@ -96,7 +97,7 @@ cudaError_t launch_as(const RotateArguments& a, cudaStream_t stream) {
 cudaError_t launch_rotate(const RotateArguments& a, DType dtype, cudaStream_t stream) {
   return by_dtype(dtype, [&](auto element) {
     using T = decltype(element);
-    return a.wide ? launch_as<T, kWide<T>>(a, stream) : launch_as<T, 1>(a, stream);
+    return a.wide ? launch_rotate_as<T, kWide<T>>(a, stream) : launch_rotate_as<T, 1>(a, stream);
   });
 }
 

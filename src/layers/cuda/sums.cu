@@ -9,7 +9,7 @@
 namespace fovea::layers::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreadsOfSums = 256;
 constexpr int kColumns = 32;  // of a block of sum_parts, whose other threads have other parts
 
 struct ColumnArguments {
@@ -18,10 +18,10 @@ struct ColumnArguments {
 };
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreadsOfSums)
     column_sums_kernel(const __grid_constant__ ColumnArguments a) {
   ptx::wait_for_earlier_kernels();
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * kThreadsOfSums + threadIdx.x;
   if (column >= a.x.dim) return;
   const int64_t rows = a.x.batch * a.x.rows;
   float sum = 0;
@@ -38,10 +38,10 @@ struct PartArguments {
 };
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreadsOfSums)
     sum_parts_kernel(const __grid_constant__ PartArguments a) {
   ptx::wait_for_earlier_kernels();
-  constexpr int kRows = kThreads / kColumns;
+  constexpr int kRows = kThreadsOfSums / kColumns;
   __shared__ float s_sums[kRows][kColumns];
   const int lane = threadIdx.x % kColumns, turn = threadIdx.x / kColumns;
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kColumns + lane;
@@ -65,11 +65,11 @@ struct HeadArguments {
 };
 
 template <typename T, int kWidth>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreadsOfSums)
     sum_heads_kernel(const __grid_constant__ HeadArguments a) {
   ptx::wait_for_earlier_kernels();
   const int64_t pieces = a.x.dim / kWidth;
-  const int64_t item = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t item = static_cast<int64_t>(blockIdx.x) * kThreadsOfSums + threadIdx.x;
   if (item >= a.x.batch * a.x.rows * pieces) return;
   const int64_t row = item / pieces, at = item % pieces * kWidth;
   const T* const x = head_at<T>(a.x, row, 0) + at;
@@ -89,7 +89,7 @@ cudaError_t launch_heads_as(const HeadArguments& a, cudaStream_t stream) {
   const int64_t items = a.x.batch * a.x.rows * (a.x.dim / kWidth);
   if (items == 0) return cudaSuccess;
   return fovea::cuda::launch<sum_heads_kernel<T, kWidth>>(
-      {dim3(static_cast<unsigned>(ceil_div(items, kThreads))), kThreads, 0, stream}, a);
+      {dim3(static_cast<unsigned>(ceil_div(items, kThreadsOfSums))), kThreadsOfSums, 0, stream}, a);
 }
 
 }  // namespace
@@ -98,8 +98,8 @@ cudaError_t launch_column_sums(const HeadRows& x, DType dtype, float* sums, int 
                                cudaStream_t stream) {
   return by_dtype(dtype, [&](auto element) {
     return fovea::cuda::launch<column_sums_kernel<decltype(element)>>(
-        {dim3(static_cast<unsigned>(ceil_div(x.dim, kThreads)), static_cast<unsigned>(parts)),
-         kThreads, 0, stream},
+        {dim3(static_cast<unsigned>(ceil_div(x.dim, kThreadsOfSums)), static_cast<unsigned>(parts)),
+         kThreadsOfSums, 0, stream},
         ColumnArguments{x, sums});
   });
 }
@@ -109,7 +109,7 @@ cudaError_t launch_sum_parts(const float* sums, int parts, SumTo first, SumTo se
   const int64_t count = first.count + second.count;
   return by_dtype(dtype, [&](auto element) {
     return fovea::cuda::launch<sum_parts_kernel<decltype(element)>>(
-        {dim3(static_cast<unsigned>(ceil_div(count, kColumns))), kThreads, 0, stream},
+        {dim3(static_cast<unsigned>(ceil_div(count, kColumns))), kThreadsOfSums, 0, stream},
         PartArguments{sums, parts, first, second});
   });
 }
