@@ -56,7 +56,7 @@ bool available(const std::string& isa) {
 bool available(const std::string& isa) {
   constexpr unsigned long kBf16 = 1ul << 14;  // HWCAP2_BF16
   if (isa == "neon-bf16") return (getauxval(AT_HWCAP2) & kBf16) != 0;
-  return isa == "neon" || isa == "baseline";
+  return isa == "neon";
 }
 
 #else

@@ -9,7 +9,7 @@
 namespace fovea {
 
 // Names of the instruction sets this machine can run, best first: amx, avx512bf16, avx512, avx2 on
-// x86; neon-bf16, neon on Arm; then baseline, which runs everywhere.
+// x86; neon-bf16, neon on Arm; elsewhere, and last on x86, baseline.
 const std::vector<std::string>& cpu_isas();
 
 // The one a new plan uses: the environment variable FOVEA_ISA where it is set, even to a name this
