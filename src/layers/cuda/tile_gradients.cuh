@@ -198,13 +198,15 @@ __global__ void FOVEA_IN_CLUSTERS_OF(8) __launch_bounds__(kSliceThreads, 2)
     tile_gradients_kernel(const __grid_constant__ TileGradients all) {
   extern __shared__ __align__(128) std::byte shared[];
   const uint32_t s_stages = ptx::shared_address(shared);
-  ptx::wait_for_earlier_kernels();
-  if (all.temperature != nullptr && blockIdx.x + 1 == gridDim.x && threadIdx.x < 32) {
-    add_slopes<T>(all);
-  }
+  const bool adds_slopes =
+      all.temperature != nullptr && blockIdx.x + 1 == gridDim.x && threadIdx.x < 32;
   int slice = static_cast<int>(blockIdx.x) / kSliceBlocks, n = 0;
   while (n < 4 && slice >= all.of[n].slices) slice -= all.of[n++].slices;
-  if (n == 4) return;  // no weights at all
+  if (n == 4) {  // no weights at all
+    ptx::wait_for_earlier_kernels();
+    if (adds_slopes) add_slopes<T>(all);
+    return;
+  }
   const TileGradient& a = all.of[n];
   const int rank = static_cast<int>(blockIdx.x) % kSliceBlocks;
   const bool grouped = a.group < kSlice;
@@ -218,8 +220,10 @@ __global__ void FOVEA_IN_CLUSTERS_OF(8) __launch_bounds__(kSliceThreads, 2)
     if (to_load-- > 0) loader.load(offset);
     ptx::cp_async_commit();
   };
+  ptx::wait_for_earlier_kernels();
 #pragma unroll 1
   for (int i = 0; i < kSliceStages - 1; ++i) load(i * kSliceStageBytes);
+  if (adds_slopes) add_slopes<T>(all);  // while rows are on their way
   const SliceRows<T> rows(s_stages);
   ptx::Fragment sum[kTileTaps][2][2] = {};
   int offset = 0, before = (kSliceStages - 1) * kSliceStageBytes;  // of stages

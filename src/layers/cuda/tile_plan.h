@@ -63,9 +63,9 @@ inline bool cut_tiles(const Prologue& p, const Sizes& s, const Rotation& rotatio
   if (!fits()) return false;
   t.heads = {std::countr_zero(static_cast<unsigned>(parts)), heads, heads_kv, heads / parts};
   t.blocks = std::min(t.tiles, std::max(multiprocessors / parts, 1)) * parts;
-  // Where there are more tokens, it has more blocks than multiprocessors, which must be dealt out
-  // evenly.
-  t.leaves_early = parts >= 4;
+  // After forward comes attention, which has more blocks than multiprocessors where there are more
+  // tokens, and they must be dealt out evenly.
+  t.leaves_early = backward || parts >= 4;
   return true;
 }
 
