@@ -86,12 +86,20 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     const CcgqaWeights& dw = call.dweights;
     const Memory at = own.with(Room::kDprojection, dw.qkv).with(Room::kDconv, dw.q_conv2);
     const TensorView dheads = at.at(dheads_), dqk = at.at(dqk_), dv = at.at(dv_), dz = at.at(dz_);
-    run.scratch = at.scratch_at(scratch_.dheads);
-    engine->linear_dx(run, call.dout, {call.weights.out, {}, o_.output_scale}, dheads, Write::kSet);
-    // After what attention waits for, which it would take multiprocessors from.
+    const auto make_dheads = [&] {
+      run.scratch = at.scratch_at(scratch_.dheads);
+      engine->linear_dx(run, call.dout,
+                        {call.weights.out, {}, o_.output_scale, scratch_.share_beside()}, dheads,
+                        Write::kSet);
+    };
+    // Beside what attention waits for, or after it, if it would take multiprocessors from it.
+    const bool beside = scratch_.share_aside < 1;
+    if (!beside) make_dheads();
     Aside aside = engine->fork(run);
     aside.run.scratch = at.scratch_at(scratch_.dout_weight);
-    engine->linear_dw(aside.run, call.dout, at.at(heads_out_), {dw.out, {}, o_.output_scale});
+    engine->linear_dw(aside.run, call.dout, at.at(heads_out_),
+                      {dw.out, {}, o_.output_scale, scratch_.share_aside});
+    if (beside) make_dheads();
     Prologue p = prologue(at, call, call.weights, 0);
     if (u_again_.made()) p.u = at.at(u_again_);
     p.work = scratch_.work_at(at, Pass::kBackward);
@@ -111,7 +119,7 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     // What is made aside reads memory that dquery may lend.
     engine->wait(run, aside);
     aside.run.scratch = at.scratch_at(scratch_.dproject_weight);
-    engine->linear_dw(aside.run, dz, call.query, {dw.qkv});
+    engine->linear_dw(aside.run, dz, call.query, {dw.qkv, {}, 1, scratch_.share_aside});
     if (call.dquery.given()) {
       run.scratch = at.scratch_at(scratch_.dquery);
       engine->linear_dx(run, dz, {call.weights.qkv}, call.dquery, Write::kSet);

@@ -15,8 +15,10 @@ Status CcgqaScratch::make(LayerParts& layer, const TensorView& x, const TensorVi
                           const TensorView& z, const TensorView& dz, const Prologue& sizes) {
   const LayerEngine& engine = *layer.engine;
   MemoryPlan& memory = layer.memory;
-  const auto weight = [&](const TensorView& from, const TensorView& to) -> Projection {
-    return {TensorView::contiguous(nullptr, layer.dtype, {to.sizes[2], from.sizes[2]})};
+  const auto weight = [&](const TensorView& from, const TensorView& to,
+                          double share = 1) -> Projection {
+    return {
+        TensorView::contiguous(nullptr, layer.dtype, {to.sizes[2], from.sizes[2]}), {}, 1, share};
   };
   const Projection to_z = weight(x, z), to_out = weight(heads, x);
   const auto forward = [&](size_t bytes, int step) {
@@ -29,12 +31,15 @@ Status CcgqaScratch::make(LayerParts& layer, const TensorView& x, const TensorVi
   prologue[0] = forward(engine.prologue_bytes(), forth::kPrologue);
   output = forward(engine.linear_bytes(heads, to_out, x), forth::kOutput);
   if (Status s = make_work(layer, sizes, Pass::kForward); !s.ok() || !layer.training()) return s;
-  dheads = backward(engine.linear_dx_bytes(x, to_out, heads), back::kOutput, back::kOutput);
-  dout_weight = backward(engine.linear_dw_bytes(x, heads, to_out), back::kAttend,
-                         output_weight_until(engine, sizes));
+  share_aside = engine.share_aside(sizes);
+  dheads = backward(engine.linear_dx_bytes(x, weight(heads, x, share_beside()), heads),
+                    back::kOutput, back::kOutput);
+  dout_weight =
+      backward(engine.linear_dw_bytes(x, heads, weight(heads, x, share_aside)),
+               share_aside < 1 ? back::kOutput : back::kAttend, output_weight_until(engine, sizes));
   // Beside the gradients of the convolutions' weights, or after them.
   dproject_weight =
-      backward(engine.linear_dw_bytes(dz, x, to_z),
+      backward(engine.linear_dw_bytes(dz, x, weight(x, z, share_aside)),
                engine.goes_back_at_once(sizes) ? back::kFirst : back::kProject, back::kProject);
   prologue[1] = backward(engine.prologue_bytes(), back::kTokens, back::kFirst);
   dquery = backward(engine.linear_dx_bytes(dz, to_z, x), back::kProject, back::kProject);

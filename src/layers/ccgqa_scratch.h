@@ -11,6 +11,9 @@ int output_weight_until(const LayerEngine& engine, const Prologue& sizes);
 struct CcgqaScratch {
   Slot project, output, prologue[2];                  // of prologues that are not by p.work alone
   Slot dheads, dout_weight, dproject_weight, dquery;  // of backward's products
+  // Of the device: what gradients of weights count on, and what the output's leaves to others.
+  double share_aside = 1;
+  double share_beside() const { return share_aside < 1 ? 1 - share_aside : 1; }
 
   // By the sizes of query, attention's output, z's tokens and their gradient; of `sizes` all but z.
   Status make(LayerParts& layer, const TensorView& x, const TensorView& heads, const TensorView& z,

@@ -42,6 +42,7 @@ struct Projection {
   TensorView weight;
   TensorView bias{};  // [out], or not given
   double scale = 1;
+  double share = 1;  // of the device, that the product may count on
 };
 
 // A norm over the last dimension, with scale and shift where they are given.
@@ -129,6 +130,9 @@ class LayerEngine {
   // Whether backward may read dqk and dv while it makes all other gradients, by p's sizes, and not
   // step by step.
   virtual bool goes_back_at_once(const Prologue&) const { return true; }
+  // What share of the device gradients of weights are to count on aside, by p's sizes, while what
+  // the call waits for has the rest; 1: it comes first, and they take what they find.
+  virtual double share_aside(const Prologue&) const { return 1; }
   // Whether the rows of z before the first token are made zeros by the prologue itself, if
   // p.begins.
   virtual bool makes_lead(const Prologue&) const { return false; }

@@ -64,7 +64,7 @@ CudaEngine::CudaEngine(const DeviceInfo& device, DType dtype, const EngineNeeds&
       sm_count_(device.gpu.sm_count),
       dtype_(dtype),
       scratch_bytes_(scratch_for(needs)),
-      products_(handle, dtype, needs.tf32),
+      products_(handle, dtype, needs.tf32, device.gpu.sm_count),
       angles_(FixedAngles::make(needs.rope, needs.turning)),
       rope_{needs.turning, needs.rope.style, needs.rope.base, nullptr, 0} {}
 
@@ -247,6 +247,14 @@ bool CudaEngine::makes_u_again(const Prologue& p) const {
 
 bool CudaEngine::goes_back_at_once(const Prologue& p) const {
   return goes_by_tiles(p, Pass::kBackward);
+}
+
+// Few tokens have products that end before they have filled the device, and an attention whose
+// blocks all run at once, so that the last of them is the one that had to wait for a product.
+double CudaEngine::share_aside(const Prologue& p) const {
+  constexpr int64_t kFewTokens = 4096;
+  const bool few = p.qk.sizes[0] * p.qk.sizes[1] <= kFewTokens;
+  return few && forks() && goes_back_at_once(p) ? 1.0 / 3 : 1;
 }
 
 bool CudaEngine::makes_lead(const Prologue& p) const { return goes_by_tiles(p, Pass::kForward); }

@@ -52,6 +52,7 @@ class CudaEngine final : public LayerEngine {
   bool keeps_keys() const override { return true; }
   bool makes_u_again(const Prologue& p) const override;
   bool goes_back_at_once(const Prologue& p) const override;
+  double share_aside(const Prologue& p) const override;
   bool makes_lead(const Prologue& p) const override;
   void prologue(Run& run, const Prologue& p) const override;
   void prologue_backward(Run& run, Aside& aside, const Prologue& p,

@@ -69,12 +69,14 @@ Product linear_of(const TensorView& x, const Projection& p, const TensorView& y)
   Product m = rows_times(x, transposed(weight_of(p.weight)), y);
   m.bias = p.bias.data;
   m.scale = p.scale;
+  m.share = p.share;
   return m;
 }
 
 Product dx_of(const TensorView& dy, const Projection& p, const TensorView& dx) {
   Product m = rows_times(dy, weight_of(p.weight), dx);
   m.scale = p.scale;
+  m.share = p.share;
   return m;
 }
 
@@ -89,6 +91,7 @@ Product dw_of(const TensorView& dy, const TensorView& x, const Projection& dp) {
   m.b = matrix_of(x, along);
   m.c = weight_of(dp.weight);
   m.scale = dp.scale;
+  m.share = dp.share;
   return m;
 }
 

@@ -3,6 +3,8 @@
 #include "layers/cuda/products.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 
 #include "base/refusal.h"
 
@@ -134,6 +136,7 @@ Products::Key Products::key_of(const Product& p, size_t most_bytes) {
            p.c.ld,
            p.c.batch_stride,
            p.floats,
+           std::bit_cast<int64_t>(p.share),
            p.write == Write::kAdd,
            p.bias != nullptr,
            p.row_sums != nullptr,
@@ -169,6 +172,10 @@ Result<std::shared_ptr<Products::Choice>> Products::choose(const Product& p,
   auto choice = std::make_shared<Choice>();
   Calls calls;
   choice->description = description_of(p, dtype_, tf32_, calls);
+  if (p.share < 1) {
+    const auto count = static_cast<int32_t>(std::lround(p.share * multiprocessors_));
+    calls(set(choice->description.get(), CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, count));
+  }
   choice->a = layout_of(p.a, {p.rows, p.depth}, p.batch, dtype_, calls);
   choice->b = layout_of(p.b, {p.depth, p.cols}, p.batch, dtype_, calls);
   choice->c = layout_of(p.c, {p.rows, p.cols}, p.batch, p.floats ? DType::kF32 : dtype_, calls);

@@ -33,6 +33,7 @@ struct Product {
   Matrix c;             // [rows, cols], written
   bool floats = false;  // c is of f32, whatever a and b are of
   double scale = 1;
+  double share = 1;  // of the multiprocessors, that it may count on
   Write write = Write::kSet;
   const void* bias = nullptr;  // [cols], added to every row
   void* row_sums = nullptr;    // [rows]: also gives the sums of a over its depth; not with a bias
@@ -50,8 +51,8 @@ class Products {
   // Enough for any product: with room to begin it on 256 bytes, which cuBLASLt insists on.
   static constexpr size_t kScratchAlignment = 256, kScratchBytes = kMostBytes + kScratchAlignment;
 
-  Products(cublasLtHandle_t handle, DType dtype, Tf32 tf32)
-      : handle_(handle), dtype_(dtype), tf32_(tf32) {}
+  Products(cublasLtHandle_t handle, DType dtype, Tf32 tf32, int multiprocessors)
+      : handle_(handle), dtype_(dtype), tf32_(tf32), multiprocessors_(multiprocessors) {}
 
   // Whether there is an algorithm; asks for it where it is not known yet.
   Result<bool> takes(const Product& p) const;
@@ -64,7 +65,7 @@ class Products {
  private:
   // All that the choice of an algorithm depends on.
   struct Key {
-    std::array<int64_t, 21> values{};
+    std::array<int64_t, 22> values{};
     friend bool operator==(const Key&, const Key&) = default;
   };
   struct Choice;
@@ -76,6 +77,7 @@ class Products {
   cublasLtHandle_t handle_;
   DType dtype_;
   Tf32 tf32_;
+  int multiprocessors_;
 
   // A plan has a dozen products; where a length grows with every call, those beyond are not kept.
   static constexpr size_t kMostKept = 64;
