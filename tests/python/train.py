@@ -7,6 +7,7 @@ calls beside torch's flash backend. With --json FILE it writes what it measured 
 import argparse
 import contextlib
 import datetime
+import functools
 import gc
 import json
 import pathlib
@@ -151,16 +152,19 @@ def as_graph(step):
     return graph.replay
 
 
-def host_time(call, device, count=50, rounds=60):
-    """The least time in us until a call returns, the GPU's work not awaited."""
-    least = float("inf")
-    for _ in range(rounds):
-        finish(device)
-        begin = time.perf_counter()
-        for _ in range(count):
-            call()
-        least = min(least, (time.perf_counter() - begin) / count)
-    return 1e6 * least
+def host_times(contenders, device, count=50, rounds=120):
+    """The least time of each in us until a call returns, the GPU's work not awaited; of contexts and calls. Python's speed
+    wavers, for longer than a contender alone would take: they have their turns as steps do."""
+    least = [float("inf")] * len(contenders)
+    for turn in range(rounds):
+        for i, (context, call) in [*enumerate(contenders)][:: 1 if turn % 2 else -1]:
+            with context():
+                finish(device)
+                begin = time.perf_counter()
+                for _ in range(count):
+                    call()
+                least[i] = min(least[i], (time.perf_counter() - begin) / count)
+    return [1e6 * x for x in least]
 
 
 FLASH = "torch-flash"  # what fovea is measured beside, as the results call it
@@ -216,23 +220,27 @@ def report_host(device):
     leaves = [t.clone().requires_grad_() for t in (q, k, v)]
     dout = torch.randn_like(q)
     functions = {"fovea-torch": fovea.scaled_dot_product_attention, FLASH: F.scaled_dot_product_attention}
-    found = {}
-    for impl, function in [*functions.items()] * 2:
-        with contextlib.nullcontext() if impl != FLASH else only_flash():
-            with torch.no_grad():
-                plain = host_time(lambda: function(q, k, v, is_causal=True), device)
-            forward = host_time(lambda: function(*leaves, is_causal=True), device)
-            both = host_time(lambda: torch.autograd.grad(function(*leaves, is_causal=True), leaves, dout), device)
-        print(
-            f"host time of B1 H8 S128 D64, {impl}: {plain:.1f} us, with gradients {forward:.1f} us, "
-            f"with the backward pass {both:.1f} us"
-        )
-        for done, time_us in [("host, no gradients", plain), ("host, fwd", forward), ("host, fwd+bwd", both)]:
-            found[impl, done] = min(found.get((impl, done), time_us), time_us)
-    return [
-        row("call of B1 H8 S128 D64", impl, done, "host", least / 1e3, least / 1e3)
-        for (impl, done), least in found.items()
-    ]
+
+    def both(function):
+        return torch.autograd.grad(function(*leaves, is_causal=True), leaves, dout)
+
+    kinds = {
+        "host, no gradients": (False, lambda function: function(q, k, v, is_causal=True)),
+        "host, fwd": (True, lambda function: function(*leaves, is_causal=True)),
+        "host, fwd+bwd": (True, both),
+    }
+    rows = []
+    for done, (recorded, call) in kinds.items():
+        contenders = [
+            (only_flash if impl == FLASH else contextlib.nullcontext, functools.partial(call, function))
+            for impl, function in functions.items()
+        ]
+        with torch.set_grad_enabled(recorded):
+            found = host_times(contenders, device)
+        for impl, least in zip(functions, found):
+            print(f"call of B1 H8 S128 D64, {done}, {impl}: {least:.1f} us")
+            rows.append(row("call of B1 H8 S128 D64", impl, done, "host", least / 1e3, least / 1e3))
+    return rows
 
 
 def machine():
