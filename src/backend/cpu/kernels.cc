@@ -8,6 +8,12 @@
 #include "backend/cpu/forward.h"
 #include "prim/cpu/matrix_of_isa.h"
 
+#ifdef FOVEA_FLOATS_OF
+namespace fovea::FOVEA_FLOATS_OF {
+const cpu::Kernels* kernels(DType dtype);
+}
+#endif
+
 namespace fovea::FOVEA_ISA {
 namespace {
 
@@ -78,8 +84,13 @@ constexpr cpu::Kernels kTable = {
 const cpu::Kernels* kernels(DType dtype);
 const cpu::Kernels* kernels(DType dtype) {
   switch (dtype) {
+#ifdef FOVEA_FLOATS_OF
+    case DType::kF32:
+    case DType::kF16: return FOVEA_FLOATS_OF::kernels(dtype);
+#else
     case DType::kF32: return &kTable<float, MatrixF32>;
     case DType::kF16: return &kTable<F16, MatrixF32>;
+#endif
     case DType::kBf16: return &kTable<Bf16, MatrixBf16>;
     default: return nullptr;
   }

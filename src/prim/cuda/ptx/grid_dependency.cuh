@@ -10,6 +10,8 @@ namespace fovea::ptx {
 __device__ __forceinline__ void wait_for_earlier_kernels() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#else
+  asm volatile("" ::: "memory");
 #endif
 }
 

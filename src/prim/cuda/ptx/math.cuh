@@ -106,7 +106,9 @@ __device__ __forceinline__ uint32_t max_of_pairs(uint32_t a, uint32_t b) {
   return y;
 }
 
-__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) {
+  return __uint_as_float(uint32_t{__bfloat16_as_ushort(x)} << 16);
+}
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
 __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(TensorFloat x) { return x.value; }
