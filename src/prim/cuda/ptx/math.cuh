@@ -16,6 +16,13 @@ __device__ __forceinline__ uint32_t bits_below(int n) {
   return bits;
 }
 
+// A pair of 16 bits that are all set or none, as bit 7 is and as bit 15 is.
+__device__ __forceinline__ uint32_t pair_mask(uint32_t bits) {
+  uint32_t mask;
+  asm("prmt.b32 %0, %1, 0, 0x9988;" : "=r"(mask) : "r"(bits));
+  return mask;
+}
+
 // A float in memory that tensor cores multiply as tf32: the range of a float, 11 bits of precision.
 struct TensorFloat {
   float value;

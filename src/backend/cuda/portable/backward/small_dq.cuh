@@ -21,6 +21,7 @@ class DqOfProducts {
   using T = typename Shape::Element;
   static constexpr BackwardConfig kC = Shape::kOnePass;
   static constexpr int kD = kC.dim_qk / 16, kM = kC.key_m_tiles, kTileQ = kC.key_tile_q;
+  static constexpr int kFragments = kC.dim_qk / 8;  // of 16 rows
   static constexpr int kWarpBytes = kTileQ * kC.dim_qk * 4;
   static constexpr int kStageBytes = kC.key_warps * kWarpBytes;
   using TileK = tile::SharedTile<T, kC.key_tile(), kC.dim_qk>;
@@ -47,7 +48,7 @@ class DqOfProducts {
 
   // The sum of one warp's keys for 16 rows.
   struct Part {
-    ptx::Fragment sum[1][kC.dim_qk / 8];
+    ptx::Fragment sum[1][kFragments];
   };
   __device__ __forceinline__ void begin(Part& part) const { tile::clear(part.sum); }
   __device__ __forceinline__ void add(Part& part, int m, const uint32_t (&ds)[4], int, int) const {
@@ -59,18 +60,15 @@ class DqOfProducts {
       ptx::mma_m16n8k16<T>(part.sum[0][2 * d + 1], a, keys_[m][d][2], keys_[m][d][3]);
     }
   }
+  // Fragments as they are: what is stored of one has to be in registers that follow each other.
   __device__ __forceinline__ void end(const Part& part, int stage, int chunk) const {
     const uint32_t to = mine_ + stage * kStageBytes + chunk * (kC.dim_qk * 4);
 #pragma unroll
-    for (int d = 0; d < kD; ++d) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const auto& x = part.sum[0];
-        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + (2 * d + half) * 512),
-                     "f"(x[2 * d][2 * half]), "f"(x[2 * d][2 * half + 1]),
-                     "f"(x[2 * d + 1][2 * half]), "f"(x[2 * d + 1][2 * half + 1])
-                     : "memory");
-      }
+    for (int n = 0; n < kFragments; ++n) {
+      const ptx::Fragment& x = part.sum[0][n];
+      asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + n * 512), "f"(x[0]),
+                   "f"(x[1]), "f"(x[2]), "f"(x[3])
+                   : "memory");
     }
   }
   __device__ __forceinline__ void nothing(int stage, int chunk) const {
@@ -81,19 +79,27 @@ class DqOfProducts {
 
   // Adds what all warps have stored to the tile of sums `to`.
   __device__ __forceinline__ void flush(int stage, float* to) const {
-    constexpr int kSlots = kTileQ * kC.dim_qk / 4;
-    static_assert(kSlots % kC.key_threads() == 0);
-    const uint32_t from = shared_ + stage * kStageBytes + threadIdx.x * 16;
-    float4* const sums = reinterpret_cast<float4*>(to) + threadIdx.x;
+    static_assert(kTileQ % (16 * kC.key_warps) == 0);
+    const uint32_t from = shared_ + stage * kStageBytes + threadIdx.x % 32 * 16;
 #pragma unroll
-    for (int slot = 0; slot < kSlots; slot += kC.key_threads()) {
-      float4 x = tile::load_float4(from + slot * 16);
+    for (int of_warps = 0; of_warps < kTileQ; of_warps += 16 * kC.key_warps) {
+      const int chunk = of_warps + threadIdx.x / 32 * 16;
+      ptx::Fragment sum[kFragments];
 #pragma unroll
-      for (int warp = 1; warp < kC.key_warps; ++warp) {
-        const float4 y = tile::load_float4(from + warp * kWarpBytes + slot * 16);
-        x = {x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w};
+      for (int n = 0; n < kFragments; ++n) {
+        const uint32_t at = from + chunk * (kC.dim_qk * 4) + n * 512;
+        float4 x = tile::load_float4(at);
+#pragma unroll
+        for (int warp = 1; warp < kC.key_warps; ++warp) {
+          const float4 y = tile::load_float4(at + warp * kWarpBytes);
+          x = {x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w};
+        }
+        sum[n][0] = x.x;
+        sum[n][1] = x.y;
+        sum[n][2] = x.z;
+        sum[n][3] = x.w;
       }
-      ptx::red_add_4(sums + slot, x.x, x.y, x.z, x.w);
+      add_to_sums<kC.dim_qk>(to, chunk, 0, sum);
     }
   }
 

@@ -34,13 +34,25 @@ class SmallKeyBlock {
   // 16 query rows, as the products want them.
   struct Rows16 {
     uint32_t q[kD][4], dout[kD][4];  // depth along columns
-    float2 lse2[2], delta[2];
+    float2 lse2[2];
+    ptx::Fragment delta[2];                    // of both keys of a lane: what products begin at
     uint32_t q_deep[kD][4], dout_deep[kD][4];  // depth along rows
   };
-  // What a lane adds to a stage to find them.
+  // Where a lane finds the first of them in the stage at hand.
   struct Lanes {
-    uint32_t columns[kD], rows[kD], stats;
-    float minus_one;
+    uint32_t columns[kD], rows[kD];
+    uint32_t delta[2];  // twice the same: the compiler, not knowing it, reads what it would copy
+
+    __device__ __forceinline__ void leave(int stage) {
+      const int step = stage == 0 ? kStageBytes : -kStageBytes;
+#pragma unroll
+      for (int d = 0; d < kD; ++d) {
+        columns[d] += step;
+        rows[d] += step;
+      }
+      delta[0] += step;
+      delta[1] += step;
+    }
   };
 
  public:
@@ -94,6 +106,7 @@ class SmallKeyBlock {
     __syncthreads();
     tile::rows_of_tile<TileK>(k_, s_k, first_key());
     tile::rows_of_tile<TileK>(v_, s_v, first_key());
+    negate_values();
     const Dq dq(shared_ + kDq, s_k, first_key());
     Lanes lanes;
 #pragma unroll
@@ -101,8 +114,8 @@ class SmallKeyBlock {
       lanes.columns[d] = held(shared_ + TileQ::Lane::columns_first().at(0, d * 16));
       lanes.rows[d] = held(shared_ + TileQ::Lane::rows_first().at(0, d * 16));
     }
-    lanes.stats = held(shared_ + Feed::kLse2 + lane() % 4 * 8);
-    lanes.minus_one = copysignf(1.0f, -a_.p.scale);
+    lanes.delta[0] = held(shared_ + Feed::kDelta + lane() % 4 * 8);
+    lanes.delta[1] = __shfl_xor_sync(0xffffffffu, lanes.delta[0], 4);
     int before = -1, stage = 0;
     while (cursor.tile < end) {
       ptx::cp_async_wait<0>();
@@ -123,6 +136,7 @@ class SmallKeyBlock {
         masked_step(dq, lanes, stage, seen == Seen::kNone);
       }
       before = now;
+      lanes.leave(stage);
       stage = 1 - stage;
     }
     ptx::cp_async_wait<0>();
@@ -135,6 +149,16 @@ class SmallKeyBlock {
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
   // This warp's first key, counted from the block's.
   static __device__ __forceinline__ int first_key() { return threadIdx.x / 32 * kM * 16; }
+
+  // Products dout . -v begin at delta, as it is read: their sum is minus what weights are
+  // multiplied by.
+  __device__ __forceinline__ void negate_values() {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int x = 0; x < 4 * kD; ++x) v_[m][x / 4][x % 4] ^= 0x80008000u;
+    }
+  }
 
   // Dense rows past a key length exist and get zeros; packed ones belong to the next sequence.
   __device__ __forceinline__ int stored_keys(const Place& place) const {
@@ -152,11 +176,13 @@ class SmallKeyBlock {
   // The next rows' fragments are on their way before dq's are stored, which no load passes.
   __device__ __forceinline__ void step(const Dq& dq, const Lanes& lanes, int stage) {
     Rows16 rows[2];
-    load_fragments(rows[0], lanes, stage, 0);
+    load_fragments(rows[0], lanes, 0);
 #pragma unroll
     for (int chunk = 0; chunk < kTileQ; chunk += 16) {
-      if (chunk + 16 < kTileQ) load_fragments(rows[(chunk / 16 + 1) % 2], lanes, stage, chunk + 16);
-      add_rows<false>(dq, rows[chunk / 16 % 2], lanes.minus_one, stage, chunk, {});
+      if (chunk + 16 < kTileQ) {
+        load_fragments(rows[(chunk / 16 + 1) % 2], lanes, chunk + 16);
+      }
+      add_rows<false>(dq, rows[chunk / 16 % 2], stage, chunk, {});
     }
   }
 
@@ -171,9 +197,9 @@ class SmallKeyBlock {
         continue;
       }
       Rows16 rows;
-      load_fragments(rows, lanes, stage, chunk);
+      load_fragments(rows, lanes, chunk);
       leave_out_nonfinite(rows);
-      add_rows<true>(dq, rows, lanes.minus_one, stage, chunk, keys);
+      add_rows<true>(dq, rows, stage, chunk, keys);
     }
   }
 
@@ -212,14 +238,13 @@ class SmallKeyBlock {
     }
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      if (__float_as_uint(rows.delta[n].x) == kBadDout) rows.lse2[n].x = rows.delta[n].x;
-      if (__float_as_uint(rows.delta[n].y) == kBadDout) rows.lse2[n].y = rows.delta[n].y;
+      if (__float_as_uint(rows.delta[n][0]) == kBadDout) rows.lse2[n].x = rows.delta[n][0];
+      if (__float_as_uint(rows.delta[n][1]) == kBadDout) rows.lse2[n].y = rows.delta[n][1];
     }
   }
 
-  __device__ __forceinline__ static void load_fragments(Rows16& x, const Lanes& lanes, int stage,
-                                                        int chunk) {
-    const uint32_t at = stage * kStageBytes + chunk * (kDim * 2);
+  __device__ __forceinline__ static void load_fragments(Rows16& x, const Lanes& lanes, int chunk) {
+    const uint32_t at = chunk * (kDim * 2);
 #pragma unroll
     for (int d = 0; d < kD; ++d) {
       ptx::ldmatrix_x4(x.q[d], lanes.columns[d] + at);
@@ -227,9 +252,14 @@ class SmallKeyBlock {
     }
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      const uint32_t stats = lanes.stats + stage * kStageBytes + (chunk + n * 8) * 4;
-      x.lse2[n] = tile::load_float2(stats);
-      x.delta[n] = tile::load_float2(stats + kTileQ * 4);
+      const uint32_t row = (chunk + n * 8) * 4;
+      x.lse2[n] = tile::load_float2(lanes.delta[0] + row - (Feed::kDelta - Feed::kLse2));
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float2 delta = tile::load_float2(lanes.delta[half] + row);
+        x.delta[n][2 * half] = delta.x;
+        x.delta[n][2 * half + 1] = delta.y;
+      }
     }
 #pragma unroll
     for (int d = 0; d < kD; ++d) {
@@ -238,76 +268,115 @@ class SmallKeyBlock {
     }
   }
 
+  // Which of a lane's keys, of each eight one, its rows see: of rows 8 n + 2 (lane % 4) and the
+  // next the two lower bytes of seen[n].
+  __device__ __forceinline__ void find_seen(uint32_t (&seen)[2], int stage, int chunk,
+                                            const Keys& keys) const {
+    static_assert(kM <= 4);
+    const int first = keys.first + lane() / 4;
+    const auto below = [&](int key) { return ptx::bits_below(min((key - first + 7) >> 3, 8)); };
+#pragma unroll
+    for (int x = 0; x < 4; ++x) {
+      const int row = chunk + x / 2 * 8 + lane() % 4 * 2 + x % 2;
+      const int2 range = load_int2(shared_ + stage * kStageBytes + Feed::kSights + row * 8);
+      const int prefix = range.y < 0 ? 0 : keys.prefix;  // -1: no row
+      seen[x / 2] |= ((below(range.y) & ~below(range.x)) | below(prefix)) << (x % 2 * 8);
+    }
+  }
+
   template <bool kMasked>
-  __device__ __forceinline__ void add_rows(const Dq& dq, const Rows16& rows, float minus_one,
-                                           int stage, int chunk, const Keys& keys) {
-    // The products dout . v begin at -delta, which they are used with.
-    ptx::Fragment minus_delta[2];
+  __device__ __forceinline__ void add_rows(const Dq& dq, const Rows16& rows, int stage, int chunk,
+                                           const Keys& keys) {
+    uint32_t seen[2] = {0, 0};
+    if constexpr (kMasked) find_seen(seen, stage, chunk, keys);
+    typename Dq::Part part;
+    dq.begin(part);
+    ptx::Fragment weights[2][2];
+    if constexpr (kMasked) {
+#pragma unroll
+      for (int two = 0; two < kM; two += 2) {
+        // 32 keys that no row sees are left out; to ask of 16 takes longer than it saves.
+        const bool any = ((seen[0] | seen[1]) & (0x0f0f << (2 * two))) != 0;
+        if (kC.dq_of_products && !__any_sync(0xffffffffu, any)) continue;
+#pragma unroll
+        for (int m = two; m < two + 2; ++m) {
+          find_weights(weights[0], rows, m);
+          add_unit<true>(dq, part, rows, m, weights[0], seen, stage, chunk);
+        }
+      }
+    } else {
+      // Exponentials of the next keys go before the products of these.
+      find_weights(weights[0], rows, 0);
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        if (m + 1 < kM) find_weights(weights[(m + 1) % 2], rows, m + 1);
+        add_unit<false>(dq, part, rows, m, weights[m % 2], seen, stage, chunk);
+      }
+    }
+    dq.end(part, stage, chunk);
+  }
+
+  __device__ __forceinline__ void find_weights(ptx::Fragment (&weights)[2], const Rows16& rows,
+                                               int m) const {
     const ptx::Fragment zero = {0, 0, 0, 0};
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      // Four values of their own: two that were the same would be copied for every product.
-      minus_delta[n][0] = -rows.delta[n].x;
-      minus_delta[n][1] = -rows.delta[n].y;
-      minus_delta[n][2] = rows.delta[n].x * minus_one;
-      minus_delta[n][3] = rows.delta[n].y * minus_one;
+      ptx::mma_m16n8k16<T>(weights[n], k_[m][0], rows.q[0][2 * n], rows.q[0][2 * n + 1], zero);
+#pragma unroll
+      for (int d = 1; d < kD; ++d) {
+        ptx::mma_m16n8k16<T>(weights[n], k_[m][d], rows.q[d][2 * n], rows.q[d][2 * n + 1]);
+      }
+#pragma unroll
+      for (int x = 0; x < 4; ++x) {
+        const float lse2 = x % 2 == 0 ? rows.lse2[n].x : rows.lse2[n].y;
+        weights[n][x] = ptx::exp2_approx(fmaf(weights[n][x], a_.p.scale * kLog2e, -lse2));
+      }
     }
-    const int key = keys.first + lane() / 4;
-    Sight sights[2][2];
+  }
+
+  // 16 rows and 16 keys.
+  template <bool kMasked>
+  __device__ __forceinline__ void add_unit(const Dq& dq, typename Dq::Part& part,
+                                           const Rows16& rows, int m,
+                                           const ptx::Fragment (&weights)[2],
+                                           const uint32_t (&seen)[2], int stage, int chunk) {
+    ptx::Fragment scores[2];
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      ptx::mma_m16n8k16<T>(scores[n], v_[m][0], rows.dout[0][2 * n], rows.dout[0][2 * n + 1],
+                           rows.delta[n]);
+#pragma unroll
+      for (int d = 1; d < kD; ++d) {
+        ptx::mma_m16n8k16<T>(scores[n], v_[m][d], rows.dout[d][2 * n], rows.dout[d][2 * n + 1]);
+      }
+#pragma unroll
+      for (int x = 0; x < 4; ++x) scores[n][x] = weights[n][x] * -scores[n][x];
+    }
+    const auto packed = [](const ptx::Fragment(&x)[2], uint32_t(&to)[4]) {
+      to[0] = ptx::pack<T>(x[0][0], x[0][1]);
+      to[1] = ptx::pack<T>(x[0][2], x[0][3]);
+      to[2] = ptx::pack<T>(x[1][0], x[1][1]);
+      to[3] = ptx::pack<T>(x[1][2], x[1][3]);
+    };
+    uint32_t p[4], ds[4];
+    packed(weights, p);
+    packed(scores, ds);
     if constexpr (kMasked) {
 #pragma unroll
       for (int x = 0; x < 4; ++x) {
-        const int row = chunk + x / 2 * 8 + lane() % 4 * 2 + x % 2;
-        const int2 range = load_int2(shared_ + stage * kStageBytes + Feed::kSights + row * 8);
-        sights[x / 2][x % 2] = {range.x, range.y, range.y < 0 ? 0 : keys.prefix};  // -1: no row
+        const uint32_t shown = ptx::pair_mask(seen[x / 2] << (7 - (2 * m + x % 2)));
+        p[x] &= shown;
+        ds[x] &= shown;
       }
     }
-    typename Dq::Part part;
-    dq.begin(part);
 #pragma unroll
-    for (int m = 0; m < kM; ++m) {
-      ptx::Fragment weights[2], scores[2];
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        ptx::mma_m16n8k16<T>(weights[n], k_[m][0], rows.q[0][2 * n], rows.q[0][2 * n + 1], zero);
-        ptx::mma_m16n8k16<T>(scores[n], v_[m][0], rows.dout[0][2 * n], rows.dout[0][2 * n + 1],
-                             minus_delta[n]);
-#pragma unroll
-        for (int d = 1; d < kD; ++d) {
-          ptx::mma_m16n8k16<T>(weights[n], k_[m][d], rows.q[d][2 * n], rows.q[d][2 * n + 1]);
-          ptx::mma_m16n8k16<T>(scores[n], v_[m][d], rows.dout[d][2 * n], rows.dout[d][2 * n + 1]);
-        }
-      }
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-#pragma unroll
-        for (int x = 0; x < 4; ++x) {
-          const Gradient g = plain_gradient_of(a_.p, weights[n][x], scores[n][x],
-                                               x % 2 == 0 ? rows.lse2[n].x : rows.lse2[n].y);
-          const bool seen = !kMasked || sights[n][x % 2].sees(key + m * 16 + x / 2 * 8);
-          weights[n][x] = seen ? g.weight : 0.0f;
-          scores[n][x] = seen ? g.score : 0.0f;
-        }
-      }
-      const auto packed = [](const ptx::Fragment(&x)[2], uint32_t(&to)[4]) {
-        to[0] = ptx::pack<T>(x[0][0], x[0][1]);
-        to[1] = ptx::pack<T>(x[0][2], x[0][3]);
-        to[2] = ptx::pack<T>(x[1][0], x[1][1]);
-        to[3] = ptx::pack<T>(x[1][2], x[1][3]);
-      };
-      uint32_t p[4], ds[4];
-      packed(weights, p);
-      packed(scores, ds);
-#pragma unroll
-      for (int d = 0; d < kD; ++d) {
-        ptx::mma_m16n8k16<T>(dv_[m][2 * d], p, rows.dout_deep[d][0], rows.dout_deep[d][1]);
-        ptx::mma_m16n8k16<T>(dv_[m][2 * d + 1], p, rows.dout_deep[d][2], rows.dout_deep[d][3]);
-        ptx::mma_m16n8k16<T>(dk_[m][2 * d], ds, rows.q_deep[d][0], rows.q_deep[d][1]);
-        ptx::mma_m16n8k16<T>(dk_[m][2 * d + 1], ds, rows.q_deep[d][2], rows.q_deep[d][3]);
-      }
-      dq.add(part, m, ds, stage, chunk);
+    for (int d = 0; d < kD; ++d) {
+      ptx::mma_m16n8k16<T>(dv_[m][2 * d], p, rows.dout_deep[d][0], rows.dout_deep[d][1]);
+      ptx::mma_m16n8k16<T>(dv_[m][2 * d + 1], p, rows.dout_deep[d][2], rows.dout_deep[d][3]);
+      ptx::mma_m16n8k16<T>(dk_[m][2 * d], ds, rows.q_deep[d][0], rows.q_deep[d][1]);
+      ptx::mma_m16n8k16<T>(dk_[m][2 * d + 1], ds, rows.q_deep[d][2], rows.q_deep[d][3]);
     }
-    dq.end(part, stage, chunk);
+    dq.add(part, m, ds, stage, chunk);
   }
 
   __device__ __forceinline__ void put_sums() const {
