@@ -88,7 +88,8 @@ TEST_F(Forms, ManyRowsOfSmallHeads) {
     for (const char* shape :
          {"hq=4 hkv=2 q=8200 kv=300", "hq=2 q=9000 kv=520", "b=2 hq=3 hkv=1 q=8256 kv=257",
           "b=2 hq=4 hkv=2 q=8300 kv=400 varlen", "b=2 hq=3 hkv=1 q=8191 kv=257"}) {
-      for (const char* extra : {"", "mask=causal", "mask=window:200:9", "pad=1 dlse"}) {
+      for (const char* extra : {"", "mask=causal", "mask=window:200:9", "pad=1 dlse",
+                                "mask=causal logit_bound=20 scale=0.6931471805599453"}) {
         expect_accurate(
             {small}, std::string(shape) + " d=16 pass=fwd,bwd " + extra + " dtype=" + dtype, 1e7);
       }

@@ -1,6 +1,8 @@
 // Which kernels the portable engine gives a problem: needs no GPU.
 #include <gtest/gtest.h>
 
+#include <numbers>
+
 #include "backend/cuda/device.h"
 #include "plan/choose.h"
 
@@ -67,6 +69,27 @@ TEST_F(PortableChoice, Tf32IsNothingToHalves) {
   problem_.tf32 = Tf32::kAllowed;
   problem_.dtype = DType::kBf16;
   EXPECT_EQ(kernel().first, "portable/bf16/d128");
+}
+
+// One more block to a multiprocessor where there are many blocks; of exponents, where there are
+// more than multiprocessors.
+TEST_F(PortableChoice, ManyBlocksOfSmallHeadsAreCrowded) {
+  take_small_heads();
+  const auto crowded = [&](int64_t len) {
+    problem_.q_len = problem_.kv_len = len;
+    gpu_.gpu = {"NVIDIA H200", 90, 132, 232448, 50 << 20, int64_t{141} << 30};
+    return kernel().first == "portable/bf16/d16/crowded";
+  };
+  EXPECT_TRUE(crowded(16384));
+  EXPECT_FALSE(crowded(4096));
+  problem_.scale = std::numbers::ln2;
+  EXPECT_FALSE(crowded(4096));
+  problem_.logit_bound = 16;
+  EXPECT_TRUE(crowded(4096));
+  EXPECT_TRUE(crowded(1024));
+  EXPECT_FALSE(crowded(512));
+  problem_.batch = 1;
+  EXPECT_FALSE(crowded(2048));
 }
 
 // Larger stages of many rows, where two blocks to a multiprocessor still have the memory for them.

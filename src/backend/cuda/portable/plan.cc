@@ -55,6 +55,15 @@ int padded_dims(const Config& c) {
   return c.dim_qk + c.dim_v;
 }
 
+// Whether weights may refer to 0, where keys are not cut into parts; and, then, whether products
+// are exponents.
+bool is_bounded(const AttentionProblem& p) {
+  return p.logit_bound && *p.logit_bound <= kMostLogitBound && !has(p.features, Feature::kSink);
+}
+bool is_of_exponents(const AttentionProblem& p) {
+  return is_bounded(p) && products_are_exponents(scale_of(p));
+}
+
 // The smallest instance that holds the head dims, of those that suit; null where there is none.
 template <typename Kernel, typename Suits>
 const Kernel* find_instance(std::span<const Kernel* const> table, const AttentionProblem& p,
@@ -200,7 +209,7 @@ const ForwardKernel* find_forward(const AttentionProblem& p, const GpuInfo& gpu)
     return find_instance(forward_kernels(), p, terms,
                          [&](const ForwardConfig& c) { return c.width == width; });
   };
-  const ForwardKernel* const wide = of_width(Width::kWide);
+  const ForwardKernel* wide = of_width(Width::kWide);
   if (is_one_term(terms)) {
     const ForwardKernel* const any =
         find_instance(forward_kernels(), p, Terms::kAny, [](const ForwardConfig&) { return true; });
@@ -217,9 +226,10 @@ const ForwardKernel* find_forward(const AttentionProblem& p, const GpuInfo& gpu)
     const int64_t blocks = row_tiles(p, kernel.config) * p.batch * p.head_kv;
     return ceil_div(blocks, blocks_of_sm * gpu.sm_count);
   };
-  if (const ForwardKernel* const crowded = beside_wide(Width::kCrowded);
-      crowded != nullptr && waves(*crowded, crowded->config.blocks) > kCrowdedWaves) {
-    return crowded;
+  // Of exponents one more block to an SM is worth it with few of them too.
+  if (const ForwardKernel* const crowded = beside_wide(Width::kCrowded); crowded != nullptr) {
+    if (waves(*crowded, crowded->config.blocks) > kCrowdedWaves) return crowded;
+    if (is_of_exponents(p) && waves(*crowded, 1) > 1) wide = crowded;
   }
   const int64_t rows = p.head_q / p.head_kv * p.q_len;
   if (p.kv_len > kFewKeys && rows > kFewRows) return wide;
@@ -332,9 +342,8 @@ ForwardArguments plan_forward(const AttentionProblem& p, const ForwardConfig& c,
   const int64_t blocks = cut.tiles * p.batch * p.head_kv;
   const bool at_once = blocks * cut.parts <= int64_t{c.blocks} * gpu.sm_count;
   a.of_round = Divider::by(cut.longest_first && at_once ? gpu.sm_count : blocks);
-  a.bounded = p.logit_bound && *p.logit_bound <= kMostLogitBound && cut.parts == 1 &&
-              !has(p.features, Feature::kSink);
-  a.products_are_exponents = a.bounded && products_are_exponents(scale_of(p));
+  a.bounded = is_bounded(p) && cut.parts == 1;
+  a.products_are_exponents = a.bounded && is_of_exponents(p);
   a.tiles_of_heads = tiles_of_heads(p, c);
   a.of_heads = Divider::by(p.batch * p.head_kv);
   a.of_head_kv = Divider::by(p.head_kv);
