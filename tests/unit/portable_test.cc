@@ -102,6 +102,9 @@ TEST_F(PortableChoice, ManyRowsOfSmallHeadsComeInLongTiles) {
   };
   EXPECT_TRUE(long_tiles(16384, 232448));
   EXPECT_FALSE(long_tiles(16384, 166912));
+  EXPECT_TRUE(long_tiles(4096, 232448));
+  EXPECT_FALSE(long_tiles(4095, 232448));
+  problem_.batch = 1;  // whose rows are cut evenly
   EXPECT_FALSE(long_tiles(4096, 232448));
   problem_.dim_qk = problem_.dim_v = 32;
   EXPECT_FALSE(long_tiles(16384, 232448));

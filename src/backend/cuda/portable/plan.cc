@@ -25,7 +25,7 @@ constexpr int64_t kMostSums = 2;           // of L2 caches, that its sums of all
 constexpr int64_t kLeastRowTiles = 2;      // of a part of the rows that a tile of keys meets
 constexpr int64_t kSmallRowTiles = 64;     // the same with small heads, where the GPU is full
 constexpr int64_t kEvenLength = 115;       // percent of the mean: the longest of even blocks
-constexpr int64_t kLongRows = 8192;        // of a head, that have larger tiles in many waves
+constexpr int64_t kLongRows = 4096;        // of a head, that have larger tiles if not evenly cut
 // What one launch that does all may have for an SM: keys, rows, scores times the head dim.
 constexpr int64_t kShortKeys = 128, kShortRows = 1024, kShortWork = 5 << 18;
 constexpr double kLeastScale = 1e-6;  // that a term is divided by
@@ -319,8 +319,7 @@ BackwardCut cut_backward(const AttentionProblem& p, const BackwardConfig& c, con
     }
   }
   const int64_t long_bytes = c.of_long_tiles().key_shared_bytes() + kOwnSharedBytes;
-  cut.long_tiles = c.long_tile_q > 0 && p.q_len >= kLongRows &&
-                   blocks * cut.row_parts >= kManyWaves * wanted &&
+  cut.long_tiles = c.long_tile_q > 0 && p.q_len >= kLongRows && cut.even.tiles == 0 &&
                    c.key_blocks * long_bytes <= gpu.shared_bytes;
   if (cut.row_parts > 1) cut.key_sum_rows = sum_rows(packed ? p.total_kv : p.batch * p.kv_len);
   return cut;
