@@ -27,17 +27,11 @@ struct MatrixAmx : Bf16Pairs {
   static constexpr int kBackwardCutTileQ = kBackwardTileQ;
   static constexpr bool kProductsAreOperands = false;
 
+  // A constant: GCC takes loading it for a read of its first 8 bytes, and may leave out stores to
+  // the others.
   static void begin() {
-    alignas(64) struct {
-      uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      uint16_t row_bytes[16] = {};
-      uint8_t rows[16] = {};
-    } config;
-    for (int t = 0; t < 8; ++t) {
-      config.row_bytes[t] = 64;
-      config.rows[t] = 16;
-    }
-    _tile_loadconfig(&config);
+    alignas(64) static constexpr Configuration kEightTiles;
+    _tile_loadconfig(&kEightTiles);
   }
   static void end() { _tile_release(); }
 
@@ -66,6 +60,13 @@ struct MatrixAmx : Bf16Pairs {
   FOVEA_INLINE static void memory_fence() { asm volatile("" ::: "memory"); }
 
  private:
+  // Eight tiles of 16 rows of 64 bytes, as LDTILECFG reads it.
+  struct Configuration {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  };
+
   template <bool kAccumulate>
   FOVEA_INLINE static void tiles_2x2(float* c, int64_t ldc, int depth, const Bf16* a, int64_t lda,
                                      const Bf16* b0, const Bf16* b1) {
