@@ -63,7 +63,8 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     p.begins = past == 0;
     if (!p.begins || !engine->makes_lead(p)) begin_lead(run, p.z, call.cache);
     run.scratch = at.scratch_at(scratch_.project);
-    engine->linear(run, call.query, {call.weights.qkv}, rows(p.z, lead_, shape.q_len));
+    engine->linear(run, call.query, {call.weights.qkv, {}, 1, 1, Chain::kBegins},
+                   rows(p.z, lead_, shape.q_len));
     run.scratch = at.scratch_at(scratch_.prologue[0]);
     engine->prologue(run, p);
     AttendTensors t = attend_tensors(p, at.at(heads_out_));
@@ -78,7 +79,8 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     }
     attend->forward(run, *engine, at, call, t, past + shape.q_len);
     run.scratch = at.scratch_at(scratch_.output);
-    engine->linear(run, at.at(heads_out_), {call.weights.out, {}, o_.output_scale}, call.out);
+    engine->linear(run, at.at(heads_out_),
+                   {call.weights.out, {}, o_.output_scale, 1, Chain::kGoesOn}, call.out);
   }
 
   void backward(Run& run, const Memory& own,
@@ -88,9 +90,10 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     const TensorView dheads = at.at(dheads_), dqk = at.at(dqk_), dv = at.at(dv_), dz = at.at(dz_);
     const auto make_dheads = [&] {
       run.scratch = at.scratch_at(scratch_.dheads);
-      engine->linear_dx(run, call.dout,
-                        {call.weights.out, {}, o_.output_scale, scratch_.share_beside()}, dheads,
-                        Write::kSet);
+      engine->linear_dx(
+          run, call.dout,
+          {call.weights.out, {}, o_.output_scale, scratch_.share_beside(), Chain::kBegins}, dheads,
+          Write::kSet);
     };
     // Beside what attention waits for, or after it, if it would take multiprocessors from it.
     const bool beside = scratch_.share_aside < 1;
@@ -119,10 +122,11 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     // What is made aside reads memory that dquery may lend.
     engine->wait(run, aside);
     aside.run.scratch = at.scratch_at(scratch_.dproject_weight);
-    engine->linear_dw(aside.run, dz, call.query, {dw.qkv, {}, 1, scratch_.share_aside});
+    engine->linear_dw(aside.run, dz, call.query, {dw.qkv, {}, 1, scratch_.share_last()});
     if (call.dquery.given()) {
       run.scratch = at.scratch_at(scratch_.dquery);
-      engine->linear_dx(run, dz, {call.weights.qkv}, call.dquery, Write::kSet);
+      engine->linear_dx(run, dz, {call.weights.qkv, {}, 1, 1, Chain::kGoesOn}, call.dquery,
+                        Write::kSet);
     }
     engine->join(run, aside);
   }

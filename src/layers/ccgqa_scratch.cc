@@ -39,7 +39,7 @@ Status CcgqaScratch::make(LayerParts& layer, const TensorView& x, const TensorVi
                share_aside < 1 ? back::kOutput : back::kAttend, output_weight_until(engine, sizes));
   // Beside the gradients of the convolutions' weights, or after them.
   dproject_weight =
-      backward(engine.linear_dw_bytes(dz, x, weight(x, z, share_aside)),
+      backward(engine.linear_dw_bytes(dz, x, weight(x, z, share_last())),
                engine.goes_back_at_once(sizes) ? back::kFirst : back::kProject, back::kProject);
   prologue[1] = backward(engine.prologue_bytes(), back::kTokens, back::kFirst);
   dquery = backward(engine.linear_dx_bytes(dz, to_z, x), back::kProject, back::kProject);

@@ -14,6 +14,9 @@ struct CcgqaScratch {
   // Of the device: what gradients of weights count on, and what the output's leaves to others.
   double share_aside = 1;
   double share_beside() const { return share_aside < 1 ? 1 - share_aside : 1; }
+  // The projection's is the last to begin, and x's gradient, which begins later still, finds the
+  // multiprocessors that it leaves.
+  double share_last() const { return share_aside < 1 ? 0.6 * share_aside : 1; }
 
   // By the sizes of query, attention's output, z's tokens and their gradient; of `sizes` all but z.
   Status make(LayerParts& layer, const TensorView& x, const TensorView& heads, const TensorView& z,

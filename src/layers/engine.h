@@ -37,12 +37,17 @@ struct Aside {
 enum class Write { kSet, kAdd };
 enum class Direction { kForward, kBackward };  // backward, a rotation is by the negative angle
 
+// A chain of launches so short that what lies between them counts. The weight of a product that
+// goes on with it was there when it began.
+enum class Chain { kNone, kBegins, kGoesOn };
+
 // A weight [out, in] with what goes with it: y = scale * x weight^T + bias.
 struct Projection {
   TensorView weight;
   TensorView bias{};  // [out], or not given
   double scale = 1;
   double share = 1;  // of the device, that the product may count on
+  Chain chain = Chain::kNone;
 };
 
 // A norm over the last dimension, with scale and shift where they are given.

@@ -2,6 +2,7 @@
 #include "backend/cuda/common/alignment.h"
 #include "base/refusal.h"
 #include "layers/cuda/engine.h"
+#include "layers/cuda/few_rows.h"
 #include "layers/cuda/head_rows.h"
 #include "layers/cuda/sums.h"
 
@@ -95,6 +96,36 @@ Product dw_of(const TensorView& dy, const TensorView& x, const Projection& dp) {
   return m;
 }
 
+// All rows as those of one member, as matrix_of.
+TensorView joined(const TensorView& t) {
+  TensorView view = t;
+  view.sizes[0] = 1;
+  view.sizes[1] = t.sizes[0] * t.sizes[1];
+  if (t.sizes[1] == 1) view.strides[1] = t.strides[0];
+  return view;
+}
+
+// After a projection comes a kernel that has weights to load; after a gradient attention, whose
+// blocks are to be dealt out evenly.
+FewRows few_rows(const TensorView& from, const Projection& p, const TensorView& to, bool gradient) {
+  const bool joins_all = walk(from, to).joined;
+  FewRows few;
+  few.from = joins_all ? joined(from) : from;
+  few.weight = p.weight;
+  few.to = joins_all ? joined(to) : to;
+  few.gradient = gradient;
+  few.scale = static_cast<float>(p.scale);
+  few.share = p.share;
+  few.settled = p.chain == Chain::kGoesOn;
+  few.leaves_early = p.chain == Chain::kBegins && !gradient;
+  return few;
+}
+
+// Whether a product goes by a kernel of this library.
+bool goes_in_chain(const Projection& p, const FewRows& few) {
+  return p.chain != Chain::kNone && !p.bias.given() && takes_few_rows(few);
+}
+
 }  // namespace
 
 Status CudaEngine::multiply(const Run& run, const Product& p, cudaStream_t stream) const {
@@ -140,12 +171,19 @@ size_t CudaEngine::linear_dw_bytes(const TensorView& dy, const TensorView& x,
 
 void CudaEngine::linear(Run& run, const TensorView& x, const Projection& p,
                         const TensorView& y) const {
-  queue(run, [&](cudaStream_t stream) { return multiply(run, linear_of(x, p, y), stream); });
+  queue(run, [&](cudaStream_t stream) -> Status {
+    const FewRows few = few_rows(x, p, y, false);
+    if (goes_in_chain(p, few)) return status_of(launch_few_rows(few, stream));
+    return multiply(run, linear_of(x, p, y), stream);
+  });
 }
 
 void CudaEngine::linear_dx(Run& run, const TensorView& dy, const Projection& p,
                            const TensorView& dx, Write write) const {
-  queue(run, [&](cudaStream_t stream) {
+  queue(run, [&](cudaStream_t stream) -> Status {
+    const FewRows few = few_rows(dy, p, dx, true);
+    if (write == Write::kSet && goes_in_chain(p, few))
+      return status_of(launch_few_rows(few, stream));
     Product m = dx_of(dy, p, dx);
     m.write = write;
     return multiply(run, m, stream);

@@ -1,8 +1,10 @@
-// Builds without code for compute capability 9.0: products over taps are all mma.sync's.
+// Builds without code for compute capability 9.0: products over taps are all mma.sync's, those of
+// few rows a library's.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include "layers/cuda/dense_product.h"
+#include "layers/cuda/few_rows.h"
 
 namespace fovea::layers::cuda {
 
@@ -19,5 +21,8 @@ template bool takes_dense<__nv_bfloat16>(const TapProduct&);
 template bool takes_dense<__half>(const TapProduct&);
 template cudaError_t launch_dense<__nv_bfloat16>(const TapProduct&, cudaStream_t);
 template cudaError_t launch_dense<__half>(const TapProduct&, cudaStream_t);
+
+bool takes_few_rows(const FewRows&) { return false; }
+cudaError_t launch_few_rows(const FewRows&, cudaStream_t) { return cudaErrorNotSupported; }
 
 }  // namespace fovea::layers::cuda
