@@ -239,6 +239,7 @@ __global__ void FOVEA_IN_CLUSTERS_OF(8) __launch_bounds__(kSliceThreads, 2)
   ptx::cp_async_wait<0>();
   __syncthreads();
   float* const s_sums = reinterpret_cast<float*>(shared);
+  ptx::let_next_kernel_begin();  // x's gradient, with its weight on the way
   add_warps(sum, s_sums);
   ptx::cluster_sync();
   add_blocks<T>(a, rank, out, in, s_sums);
