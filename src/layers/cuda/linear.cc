@@ -1,4 +1,6 @@
 // Projections and their gradients as products of matrices.
+#include <optional>
+
 #include "backend/cuda/common/alignment.h"
 #include "base/refusal.h"
 #include "layers/cuda/engine.h"
@@ -105,9 +107,11 @@ TensorView joined(const TensorView& t) {
   return view;
 }
 
-// After a projection comes a kernel that has weights to load; after a gradient attention, whose
-// blocks are to be dealt out evenly.
-FewRows few_rows(const TensorView& from, const Projection& p, const TensorView& to, bool gradient) {
+// A product of a chain that a kernel of this library takes. After a projection comes a kernel that
+// has weights to load; after a gradient attention, whose blocks are to be dealt out evenly.
+std::optional<FewRows> in_chain(const TensorView& from, const Projection& p, const TensorView& to,
+                                bool gradient) {
+  if (p.chain == Chain::kNone || p.bias.given()) return std::nullopt;
   const bool joins_all = walk(from, to).joined;
   FewRows few;
   few.from = joins_all ? joined(from) : from;
@@ -118,12 +122,7 @@ FewRows few_rows(const TensorView& from, const Projection& p, const TensorView& 
   few.share = p.share;
   few.settled = p.chain == Chain::kGoesOn;
   few.leaves_early = p.chain == Chain::kBegins && !gradient;
-  return few;
-}
-
-// Whether a product goes by a kernel of this library.
-bool goes_in_chain(const Projection& p, const FewRows& few) {
-  return p.chain != Chain::kNone && !p.bias.given() && takes_few_rows(few);
+  return takes_few_rows(few) ? std::optional(few) : std::nullopt;
 }
 
 }  // namespace
@@ -172,8 +171,7 @@ size_t CudaEngine::linear_dw_bytes(const TensorView& dy, const TensorView& x,
 void CudaEngine::linear(Run& run, const TensorView& x, const Projection& p,
                         const TensorView& y) const {
   queue(run, [&](cudaStream_t stream) -> Status {
-    const FewRows few = few_rows(x, p, y, false);
-    if (goes_in_chain(p, few)) return status_of(launch_few_rows(few, stream));
+    if (const auto few = in_chain(x, p, y, false)) return status_of(launch_few_rows(*few, stream));
     return multiply(run, linear_of(x, p, y), stream);
   });
 }
@@ -181,9 +179,11 @@ void CudaEngine::linear(Run& run, const TensorView& x, const Projection& p,
 void CudaEngine::linear_dx(Run& run, const TensorView& dy, const Projection& p,
                            const TensorView& dx, Write write) const {
   queue(run, [&](cudaStream_t stream) -> Status {
-    const FewRows few = few_rows(dy, p, dx, true);
-    if (write == Write::kSet && goes_in_chain(p, few))
-      return status_of(launch_few_rows(few, stream));
+    if (write == Write::kSet) {
+      if (const auto few = in_chain(dy, p, dx, true)) {
+        return status_of(launch_few_rows(*few, stream));
+      }
+    }
     Product m = dx_of(dy, p, dx);
     m.write = write;
     return multiply(run, m, stream);

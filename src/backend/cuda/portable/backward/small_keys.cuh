@@ -329,7 +329,7 @@ class SmallKeyBlock {
 #pragma unroll
       for (int x = 0; x < 4; ++x) {
         const float lse2 = x % 2 == 0 ? rows.lse2[n].x : rows.lse2[n].y;
-        weights[n][x] = ptx::exp2_approx(fmaf(weights[n][x], a_.p.scale * kLog2e, -lse2));
+        weights[n][x] = plain_gradient_of(a_.p, weights[n][x], 0, lse2).weight;
       }
     }
   }
