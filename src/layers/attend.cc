@@ -64,7 +64,7 @@ void Attend::forward(Run& run, const LayerEngine& engine, const Memory& memory,
   fill_inputs(run, engine, in, t, slopes_[0].made() ? memory.at(slopes_[0]) : TensorView{},
               tensors);
   tensors.out = t.out;
-  if (lse_.made()) tensors.lse = memory.at(lse_);
+  tensors.lse = lse_at(memory);
   if (lengths_.made()) {
     tensors.key_lengths = memory.at(lengths_);
     engine.fill_lengths(run, filled, tensors.key_lengths);

@@ -28,6 +28,10 @@ class Attend {
                              MemoryPlan& memory);
 
   const Plan& plan() const { return *plan_; }
+  // Not given where none is kept.
+  TensorView lse_at(const Memory& memory) const {
+    return lse_.made() ? memory.at(lse_) : TensorView{};
+  }
 
   void forward(Run& run, const LayerEngine& engine, const Memory& memory, const LayerInputs& in,
                const AttendTensors& t, int64_t filled) const;

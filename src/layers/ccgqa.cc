@@ -31,7 +31,9 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
                       {forth::kProject, forth::kPrologue}, back::kFirst);
     // Side by side what backward has done with before the others: together they are room for dz.
     make_mixed();
-    const Life of_heads{forth::kPrologue, forth::kAttend};
+    // Where attention and its output are one step, what it reads must not lie where it writes.
+    at_once_ = attends_at_once(plan);
+    const Life of_heads{forth::kPrologue, at_once_ ? forth::kOutput : forth::kAttend};
     qk_ = memory.saved(dtype, {batch, q_len, qk_width()}, of_heads, back::kTokens);
     v_ = memory.saved(dtype, {batch, q_len, v_width()}, of_heads, back::kAttend);
     const AttendLives lives{{forth::kAttend, forth::kAttend}, {back::kAttend, back::kAttend}};
@@ -68,6 +70,14 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     run.scratch = at.scratch_at(scratch_.prologue[0]);
     engine->prologue(run, p);
     AttendTensors t = attend_tensors(p, at.at(heads_out_));
+    const Projection output{call.weights.out, {}, o_.output_scale, 1, Chain::kGoesOn};
+    if (at_once_) {
+      const AttendedOutput both = attended_output(t, attend->lse_at(at), output, call.out);
+      if (engine->takes(both)) {
+        engine->attended_output(run, both);
+        return;
+      }
+    }
     if (call.cache != nullptr) {
       const int64_t end = lead_ + shape.q_len;
       engine->copy(run, {{t.k, rows(call.cache->k, past, shape.q_len)},
@@ -79,8 +89,7 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     }
     attend->forward(run, *engine, at, call, t, past + shape.q_len);
     run.scratch = at.scratch_at(scratch_.output);
-    engine->linear(run, at.at(heads_out_),
-                   {call.weights.out, {}, o_.output_scale, 1, Chain::kGoesOn}, call.out);
+    engine->linear(run, at.at(heads_out_), output, call.out);
   }
 
   void backward(Run& run, const Memory& own,
@@ -312,6 +321,35 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     return {q_of(p.qk), k_of(p.qk), as_heads(p.v, o_.num_kv_heads), as_heads(out, o_.num_heads)};
   }
 
+  // Whether the engine may take attention and the projection of its output in one: where nothing
+  // but the causal mask hides keys, and the caller has not named an engine for attention.
+  bool attends_at_once(const PlanOptions& plan) const {
+    const AttentionProblem p = problem();
+    if (cached() || shape.masked || !o_.causal || o_.sliding_window > 0) return false;
+    if (!scales_queries() || *p.logit_bound > kMostLogitBound) return false;
+    if (!plan.backend.empty() || dtype_bytes(dtype) != 2) return false;
+    const auto like = [&](int64_t heads) {
+      return TensorView::contiguous(nullptr, dtype, {p.batch, p.q_len, heads, p.dim_qk});
+    };
+    const TensorView q = like(p.head_q), k = like(p.head_kv);
+    const Projection output{
+        TensorView::contiguous(nullptr, dtype, {o_.embed_dim, q_width()}), {}, o_.output_scale};
+    return engine->takes(
+        {q,
+         k,
+         k,
+         q,
+         {},
+         output,
+         TensorView::contiguous(nullptr, dtype, {p.batch, p.q_len, o_.embed_dim})});
+  }
+
+  // Of attention's own output only backward has a use.
+  AttendedOutput attended_output(const AttendTensors& t, const TensorView& lse,
+                                 const Projection& output, const TensorView& out) const {
+    return {t.q, t.k, t.v, training() ? t.out : TensorView{}, lse, output, out};
+  }
+
   // The rows of z before the first token: zeros at the beginning of a sequence.
   void begin_lead(Run& run, const TensorView& z, const LayerCache* cache) const {
     const bool goes_on = cache != nullptr && cache->length > 0;
@@ -331,8 +369,9 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
   }
 
   CcgqaOptions o_;
-  int64_t reach_ = 0;  // rows before a token that its convolutions read
-  int64_t lead_ = 0;   // rows of z before the first token
+  int64_t reach_ = 0;     // rows before a token that its convolutions read
+  int64_t lead_ = 0;      // rows of z before the first token
+  bool at_once_ = false;  // attention and the projection of its output may be one step
   Slot z_, u_, mixed_, inverses_, qk_, v_, heads_out_;   // saved; u_ only without u_again_
   Slot u_again_, dheads_, dqk_, dv_, dmixed_, du_, dz_;  // backward
   CcgqaScratch scratch_;

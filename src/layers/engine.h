@@ -13,6 +13,7 @@
 #include "backend/backend.h"
 #include "fovea/layers.h"
 #include "layers/ccgqa_prologue.h"
+#include "layers/projection.h"
 #include "layers/row_positions.h"
 
 namespace fovea::layers {
@@ -36,19 +37,6 @@ struct Aside {
 
 enum class Write { kSet, kAdd };
 enum class Direction { kForward, kBackward };  // backward, a rotation is by the negative angle
-
-// A chain of launches so short that what lies between them counts. The weight of a product that
-// goes on with it was there when it began.
-enum class Chain { kNone, kBegins, kGoesOn };
-
-// A weight [out, in] with what goes with it: y = scale * x weight^T + bias.
-struct Projection {
-  TensorView weight;
-  TensorView bias{};  // [out], or not given
-  double scale = 1;
-  double share = 1;  // of the device, that the product may count on
-  Chain chain = Chain::kNone;
-};
 
 // A norm over the last dimension, with scale and shift where they are given.
 struct Norm {
@@ -146,6 +134,10 @@ class LayerEngine {
   virtual void prologue(Run& run, const Prologue& p) const = 0;
   virtual void prologue_backward(Run& run, Aside& aside, const Prologue& p,
                                  const PrologueGradients& g) const = 0;
+
+  // Whether it is one step for the device, by its tensors or, before there are any, by their sizes.
+  virtual bool takes(const AttendedOutput&) const { return false; }
+  virtual void attended_output(Run&, const AttendedOutput&) const {}
 
   // Up to four copies, in any order.
   virtual void copy(Run& run, std::initializer_list<Copy> copies) const = 0;

@@ -55,6 +55,27 @@ TEST_P(ForwardProperty, OneKeyGivesItsValue) {
   }
 }
 
+// The same where logits are bounded, and may be weighed without a look at the largest: however
+// small the only weight is, half precision must not lose it.
+TEST_P(ForwardProperty, OneKeyOfABoundedProblemGivesItsValue) {
+  for (const char* dtype : kDTypes) {
+    for (const char* dim : {"16", "64"}) {
+      const Case c =
+          must_parse("b=2 hq=4 hkv=2 q=37 kv=1 scale=1 logit_bound=44 d=" + std::string(dim) +
+                     " dtype=" + dtype);
+      CaseTensors t(c);
+      run(GetParam(), c, t);
+      const ForwardTensors& f = t.forward();
+      for (int64_t i = 0; i < f.out.elements(); ++i) {
+        const int64_t d = c.problem.dim_v, h = i / d % 4, b = i / d / 4 / 37;
+        const double v = read_element(f.v, b, 0, h / 2, i % d);
+        ASSERT_NEAR(read_element(f.out, b, i / d / 4 % 37, h, i % d), v, 0x1p-7 * std::abs(v))
+            << reproduce(GetParam(), c);
+      }
+    }
+  }
+}
+
 // 2: values that are all the same come out the same; any output lies between its values.
 TEST_P(ForwardProperty, OutputIsAMeanOfVisibleValues) {
   for (const char* dtype : kDTypes) {

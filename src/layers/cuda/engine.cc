@@ -4,6 +4,7 @@
 #include "backend/cuda/common/alignment.h"
 #include "base/ceil_div.h"
 #include "base/refusal.h"
+#include "layers/cuda/attended_output.h"
 #include "layers/cuda/copy.h"
 #include "layers/cuda/make_engine.h"
 #include "layers/cuda/norm.h"
@@ -286,6 +287,15 @@ void CudaEngine::prologue_backward(Run& run, Aside& aside, const Prologue& p,
   queue(run, [&](cudaStream_t stream) {
     return cuda::prologue_backward(p, g, rope_, stream, &dense, aside.hold ? &side_ : nullptr);
   });
+}
+
+bool CudaEngine::takes(const AttendedOutput& p) const {
+  const fovea::cuda::CurrentDevice current(device_);
+  return current.error() == cudaSuccess && takes_attended_output(p, sm_count_);
+}
+
+void CudaEngine::attended_output(Run& run, const AttendedOutput& p) const {
+  queue(run, [&](cudaStream_t stream) { return launch_attended_output(p, stream); });
 }
 
 void CudaEngine::fill_lengths(Run& run, int64_t length, const TensorView& to) const {

@@ -57,6 +57,8 @@ class CudaEngine final : public LayerEngine {
   void prologue(Run& run, const Prologue& p) const override;
   void prologue_backward(Run& run, Aside& aside, const Prologue& p,
                          const PrologueGradients& g) const override;
+  bool takes(const AttendedOutput& p) const override;
+  void attended_output(Run& run, const AttendedOutput& p) const override;
   void copy(Run& run, std::initializer_list<Copy> copies) const override;
   void fill_lengths(Run& run, int64_t length, const TensorView& to) const override;
   void fill_alibi_slopes(Run& run, const TensorView& to) const override;

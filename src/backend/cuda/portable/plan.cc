@@ -29,8 +29,6 @@ constexpr int64_t kLongRows = 4096;        // of a head, that have larger tiles 
 // What one launch that does all may have for an SM: keys, rows, scores times the head dim.
 constexpr int64_t kShortKeys = 128, kShortRows = 1024, kShortWork = 5 << 18;
 constexpr double kLeastScale = 1e-6;  // that a term is divided by
-// Logits up to which weights may refer to 0: far from where sums leave the range of floats.
-constexpr double kMostLogitBound = 44;
 
 // What scores need besides a positive scale and a range of visible keys.
 Terms terms_of(const AttentionProblem& p) {

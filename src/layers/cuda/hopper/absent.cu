@@ -1,8 +1,9 @@
 // Builds without code for compute capability 9.0: products over taps are all mma.sync's, those of
-// few rows a library's.
+// few rows a library's, attention and its output's projection two steps.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "layers/cuda/attended_output.h"
 #include "layers/cuda/dense_product.h"
 #include "layers/cuda/few_rows.h"
 
@@ -24,5 +25,10 @@ template cudaError_t launch_dense<__half>(const TapProduct&, cudaStream_t);
 
 bool takes_few_rows(const FewRows&) { return false; }
 cudaError_t launch_few_rows(const FewRows&, cudaStream_t) { return cudaErrorNotSupported; }
+
+bool takes_attended_output(const AttendedOutput&, int) { return false; }
+cudaError_t launch_attended_output(const AttendedOutput&, cudaStream_t) {
+  return cudaErrorNotSupported;
+}
 
 }  // namespace fovea::layers::cuda

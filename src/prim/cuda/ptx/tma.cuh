@@ -27,6 +27,17 @@ __device__ __forceinline__ void tma_load(uint32_t shared, const CUtensorMap& map
       : "memory");
 }
 
+// `bytes` that lie side by side, to the same place in all blocks of a cluster that `blocks` has a
+// bit of, and arrives at the barrier that each of them has in one place; all multiples of 16.
+__device__ __forceinline__ void bulk_load_to_cluster(uint32_t shared, const void* from, int bytes,
+                                                     uint32_t barrier, int blocks) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(shared),
+      "l"(from), "r"(bytes), "r"(barrier), "h"(static_cast<uint16_t>(blocks))
+      : "memory");
+}
+
 __device__ __forceinline__ void tma_store(const CUtensorMap& map, BoxAt at, uint32_t shared) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(

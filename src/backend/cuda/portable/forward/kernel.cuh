@@ -165,7 +165,8 @@ class ForwardBlock {
         zero = fmaf(out_[r / 2][d][r % 2 * 2 + 1], 0.0f, zero);
       }
       trusted &= zero == 0;
-      if (row_in_tile<kM, kSharing>(r) < place_.rows) trusted &= softmax_.in_range(r, bounded());
+      if (row_in_tile<kM, kSharing>(r) >= place_.rows) continue;
+      trusted &= softmax_.template in_range<T>(r, bounded());
     }
     return trusted;
   }

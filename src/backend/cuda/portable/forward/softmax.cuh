@@ -1,6 +1,8 @@
 // The running softmax of the rows that one lane holds: 2 rows of each 16-row tile of its warp.
 #pragma once
 
+#include <type_traits>
+
 #include "prim/cuda/ptx/math.cuh"
 #include "prim/cuda/ptx/mma.cuh"
 
@@ -13,7 +15,10 @@ template <int kMTiles>
 struct RunningSoftmax {
   static constexpr int kRows = 2 * kMTiles;
   static constexpr float kHeadroom = 8.0f;
-  static constexpr float kMostSum = 0x1p100f, kLeastSum = 0x1p-100f;
+  static constexpr float kMostSum = 0x1p100f;
+  // Where the reference is 0: below it weights of type T would lose what they are, or be none.
+  template <typename T>
+  static constexpr float kLeastSum = std::is_same_v<T, __half> ? 0x1p-8f : 0x1p-100f;
 
   float reference[kRows];  // log2 units; -inf: no key seen yet
   float sum[kRows];        // of this lane's weights
@@ -101,10 +106,11 @@ struct RunningSoftmax {
     return kMixed == 1 && x == 3 && n == 3;
   }
 
-  // Whether row r's weights were not too large for its reference, which is one of its scores; nor
-  // too small, where it is not.
+  // Whether row r's weights, which are rounded to T, were not too large for its reference, which is
+  // one of its scores; nor too small, where it is not.
+  template <typename T>
   __device__ __forceinline__ bool in_range(int r, bool bounded) const {
-    return sum[r] <= kMostSum && (!bounded || sum[r] >= kLeastSum);
+    return sum[r] <= kMostSum && (!bounded || sum[r] >= kLeastSum<T>);
   }
 
   // The sums of the four lanes that share a row.

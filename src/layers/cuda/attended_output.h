@@ -1,0 +1,16 @@
+// Attention of few tokens and the projection of its output in one kernel (compute capability 9.0).
+// Either alone takes hardly longer than what lies between two launches.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "layers/projection.h"
+
+namespace fovea::layers::cuda {
+
+// Whether the current device and the step are such, and tokens so few that each of its blocks has
+// one of `sm_count` multiprocessors.
+bool takes_attended_output(const AttendedOutput& p, int sm_count);
+cudaError_t launch_attended_output(const AttendedOutput& p, cudaStream_t stream);
+
+}  // namespace fovea::layers::cuda
