@@ -207,6 +207,7 @@ bool run_cases(const std::vector<BenchCase>& cases, BenchSetup& setup, const std
       results.skipped.push_back({"fovea", done.message(), c.text});
       progress.note("skipped " + c.text + ": " + done.message());
     }
+    if (setup.watch != nullptr) results.gpu_state = setup.watch->typical();
     if (!json_path.empty()) (void)write_json(json_path, results);
   }
   for (const Row& row : results.rows) {
@@ -318,7 +319,6 @@ int run_bench(const BenchOptions& options) {
   std::unique_ptr<TorchPeer> torch = start_torch(*cases, setup, results);
   const bool good = run_cases(*cases, setup, options.json_path, results);
   torch.reset();
-  results.gpu_state = watch.typical();
 
   std::printf("%s\n\n%s", headline(results).c_str(), summary(results).c_str());
   if (!options.json_path.empty()) {
