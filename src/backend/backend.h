@@ -11,10 +11,6 @@
 
 namespace fovea {
 
-// The bound of logits up to which weights may refer to 0: far from where sums leave the range of
-// floats.
-inline constexpr double kMostLogitBound = 44;
-
 // What plan/ needs to know about where a problem will run; a plain value, so that plans for any
 // machine can be tested on any other.
 struct GpuInfo {

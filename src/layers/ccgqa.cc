@@ -324,30 +324,23 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
   // Whether the engine may take attention and the projection of its output in one: where nothing
   // but the causal mask hides keys, and the caller has not named an engine for attention.
   bool attends_at_once(const PlanOptions& plan) const {
-    const AttentionProblem p = problem();
     if (cached() || shape.masked || !o_.causal || o_.sliding_window > 0) return false;
-    if (!scales_queries() || *p.logit_bound > kMostLogitBound) return false;
-    if (!plan.backend.empty() || dtype_bytes(dtype) != 2) return false;
-    const auto like = [&](int64_t heads) {
-      return TensorView::contiguous(nullptr, dtype, {p.batch, p.q_len, heads, p.dim_qk});
+    if (!scales_queries() || !plan.backend.empty()) return false;
+    const auto like = [&](std::initializer_list<int64_t> sizes) {
+      return TensorView::contiguous(nullptr, dtype, sizes);
     };
-    const TensorView q = like(p.head_q), k = like(p.head_kv);
-    const Projection output{
-        TensorView::contiguous(nullptr, dtype, {o_.embed_dim, q_width()}), {}, o_.output_scale};
-    return engine->takes(
-        {q,
-         k,
-         k,
-         q,
-         {},
-         output,
-         TensorView::contiguous(nullptr, dtype, {p.batch, p.q_len, o_.embed_dim})});
+    const int64_t batch = shape.batch, q_len = shape.q_len;
+    const TensorView q = like({batch, q_len, o_.num_heads, o_.head_dim});
+    const TensorView k = like({batch, q_len, o_.num_kv_heads, o_.head_dim});
+    return engine->takes(attended_output({q, k, k, q}, {}, {like({o_.embed_dim, q_width()})},
+                                         like({batch, q_len, o_.embed_dim})));
   }
 
   // Of attention's own output only backward has a use.
   AttendedOutput attended_output(const AttendTensors& t, const TensorView& lse,
-                                 const Projection& output, const TensorView& out) const {
-    return {t.q, t.k, t.v, training() ? t.out : TensorView{}, lse, output, out};
+                                 const Projection& project, const TensorView& out) const {
+    return {t.q, t.k,     t.v, training() ? t.out : TensorView{},
+            lse, project, out, *problem().logit_bound};
   }
 
   // The rows of z before the first token: zeros at the beginning of a sequence.

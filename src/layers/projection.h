@@ -19,13 +19,14 @@ struct Projection {
 };
 
 // Attention and the projection of its output as one step: causal, of as many keys as queries, with
-// products of q and k that are exponents of 2 and believed to be near 0.
+// products of q and k that are exponents of 2.
 struct AttendedOutput {
   TensorView q, k, v;  // [batch, rows, heads, dim]
   TensorView heads;    // attention's output, like q; not given: not kept
   TensorView lse;      // [batch, heads, rows] f32; likewise
   Projection project;
-  TensorView out;  // [batch, rows, out]
+  TensorView out;          // [batch, rows, out]
+  double logit_bound = 0;  // of a problem: a belief, not a promise
 };
 
 }  // namespace fovea::layers

@@ -6,23 +6,21 @@
 namespace fovea::test {
 namespace {
 
-using Few = CcgqaOptions;
-
 TEST_F(DeviceLayers, CcgqaOfFewTokens) {
-  const auto scaled = [](Few options) {
+  const auto scaled = [](CcgqaOptions options) {
     options.output_scale = 1.5;
     return options;
   };
   for (const auto& [options, batch, len] :
-       {std::tuple{Few::hydra(512, 8, 2, 4), int64_t{4}, int64_t{1}},
-        {Few::hydra(512, 8, 2, 4), int64_t{3}, int64_t{7}},
-        {Few::hydra(512, 8, 2, 4), int64_t{2}, int64_t{9}},
-        {Few::hydra(512, 8, 2, 4), int64_t{2}, int64_t{24}},
-        {Few::hydra(512, 8, 1, 4), int64_t{3}, int64_t{45}},
-        {Few::hydra(256, 8, 2, 2), int64_t{2}, int64_t{130}},
-        {scaled(Few::hydra(384, 8, 2, 3)), int64_t{1}, int64_t{333}},
-        {Few::hydra(512, 8, 2, 4), int64_t{1}, int64_t{512}},
-        {Few::hydra(512, 8, 2, 4), int64_t{1}, int64_t{513}}}) {
+       {std::tuple{CcgqaOptions::hydra(512, 8, 2, 4), int64_t{4}, int64_t{1}},
+        {CcgqaOptions::hydra(512, 8, 2, 4), int64_t{3}, int64_t{7}},
+        {CcgqaOptions::hydra(512, 8, 2, 4), int64_t{2}, int64_t{9}},
+        {CcgqaOptions::hydra(512, 8, 2, 4), int64_t{2}, int64_t{24}},
+        {CcgqaOptions::hydra(512, 8, 1, 4), int64_t{3}, int64_t{45}},
+        {CcgqaOptions::hydra(256, 8, 2, 2), int64_t{2}, int64_t{130}},
+        {scaled(CcgqaOptions::hydra(384, 8, 2, 3)), int64_t{1}, int64_t{333}},
+        {CcgqaOptions::hydra(512, 8, 2, 4), int64_t{1}, int64_t{512}},
+        {CcgqaOptions::hydra(512, 8, 2, 4), int64_t{1}, int64_t{513}}}) {
     SCOPED_TRACE("width " + std::to_string(options.embed_dim) + ", " + std::to_string(len) +
                  " tokens");
     expect_layer_accurate(ccgqa(options, batch, len));
@@ -30,7 +28,7 @@ TEST_F(DeviceLayers, CcgqaOfFewTokens) {
 }
 
 CcgqaSample with_temperature(double temperature) {
-  CcgqaSample sample = ccgqa(Few::hydra(512, 8, 2, 4), 2, 75);
+  CcgqaSample sample = ccgqa(CcgqaOptions::hydra(512, 8, 2, 4), 2, 75);
   sample.weights = [weights = sample.weights, temperature](TensorStore& store) {
     const CcgqaWeights w = weights(store);
     set_element(w.temperature, 0, temperature);
@@ -51,7 +49,7 @@ TEST_F(DeviceLayers, CcgqaOfAnyTemperature) {
 // What a plan of forward alone gives, which keeps nothing, and may lie where its results will be.
 TEST_F(DeviceLayers, CcgqaOfFewTokensWithoutBackward) {
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
-    CcgqaSample sample = ccgqa(Few::hydra(512, 8, 2, 4), 4, 512);
+    CcgqaSample sample = ccgqa(CcgqaOptions::hydra(512, 8, 2, 4), 4, 512);
     TensorStore store(dtype);
     const LayerValues<CcgqaWeights> values(sample, store);
     auto kept = trial_of(plan_layer(sample, dtype, Device::cuda(0)), values, store);

@@ -4,13 +4,13 @@
 
 #include <cuda_runtime_api.h>
 
+#include "backend/backend.h"
 #include "layers/projection.h"
 
 namespace fovea::layers::cuda {
 
-// Whether the current device and the step are such, and tokens so few that each of its blocks has
-// one of `sm_count` multiprocessors.
-bool takes_attended_output(const AttendedOutput& p, int sm_count);
+// Whether the device and the step are such, and tokens so few that each block has a multiprocessor.
+bool takes_attended_output(const AttendedOutput& p, const GpuInfo& gpu);
 cudaError_t launch_attended_output(const AttendedOutput& p, cudaStream_t stream);
 
 }  // namespace fovea::layers::cuda

@@ -62,7 +62,7 @@ NormArguments norm_arguments(const Norm& norm, const TensorView& x) {
 CudaEngine::CudaEngine(const DeviceInfo& device, DType dtype, const EngineNeeds& needs,
                        cublasLtHandle_t handle)
     : device_(device.device.index),
-      sm_count_(device.gpu.sm_count),
+      gpu_(device.gpu),
       dtype_(dtype),
       scratch_bytes_(scratch_for(needs)),
       products_(handle, dtype, needs.tf32, device.gpu.sm_count),
@@ -100,7 +100,7 @@ void CudaEngine::join(Run& run, Aside& aside) const {
 int CudaEngine::sum_parts(const Run& run, int64_t rows, int64_t count) const {
   const int64_t room =
       static_cast<int64_t>(run.scratch.bytes) / (count * static_cast<int64_t>(sizeof(float)));
-  return static_cast<int>(std::clamp<int64_t>(std::min(rows, room), 1, 2 * sm_count_));
+  return static_cast<int>(std::clamp<int64_t>(std::min(rows, room), 1, 2 * gpu_.sm_count));
 }
 
 void CudaEngine::rotate(Run& run, std::initializer_list<Turn> turns, Direction direction) const {
@@ -289,10 +289,7 @@ void CudaEngine::prologue_backward(Run& run, Aside& aside, const Prologue& p,
   });
 }
 
-bool CudaEngine::takes(const AttendedOutput& p) const {
-  const fovea::cuda::CurrentDevice current(device_);
-  return current.error() == cudaSuccess && takes_attended_output(p, sm_count_);
-}
+bool CudaEngine::takes(const AttendedOutput& p) const { return takes_attended_output(p, gpu_); }
 
 void CudaEngine::attended_output(Run& run, const AttendedOutput& p) const {
   queue(run, [&](cudaStream_t stream) { return launch_attended_output(p, stream); });

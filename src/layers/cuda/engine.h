@@ -89,7 +89,7 @@ class CudaEngine final : public LayerEngine {
   int sum_parts(const Run& run, int64_t rows, int64_t count) const;
 
   const int device_;
-  const int sm_count_;
+  const GpuInfo gpu_;
   const DType dtype_;
   const size_t scratch_bytes_;
   const Products products_;

@@ -1,4 +1,4 @@
-// Scores that need no scale before the exponential.
+// Scores that need no scale before the exponential, and those that need no maximum.
 #pragma once
 
 #include <cmath>
@@ -11,5 +11,8 @@ inline bool products_are_exponents(double scale) {
   constexpr double kSame = 1e-6;  // relative: less than the rounding of scores
   return std::abs(scale * std::numbers::log2e - 1) < kSame;
 }
+
+// Logits up to which weights may refer to 0: far from where sums leave the range of floats.
+inline constexpr double kMostLogitBound = 44;
 
 }  // namespace fovea::cuda

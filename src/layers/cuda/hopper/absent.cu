@@ -26,7 +26,7 @@ template cudaError_t launch_dense<__half>(const TapProduct&, cudaStream_t);
 bool takes_few_rows(const FewRows&) { return false; }
 cudaError_t launch_few_rows(const FewRows&, cudaStream_t) { return cudaErrorNotSupported; }
 
-bool takes_attended_output(const AttendedOutput&, int) { return false; }
+bool takes_attended_output(const AttendedOutput&, const GpuInfo&) { return false; }
 cudaError_t launch_attended_output(const AttendedOutput&, cudaStream_t) {
   return cudaErrorNotSupported;
 }

@@ -1,6 +1,6 @@
 // Launching of attention and its output's projection in one.
 #include "backend/cuda/common/alignment.h"
-#include "backend/cuda/common/device_attribute.h"
+#include "backend/cuda/common/exponents.h"
 #include "backend/cuda/common/launch.cuh"
 #include "base/ceil_div.h"
 #include "layers/cuda/attended_output.h"
@@ -10,7 +10,6 @@ namespace fovea::layers::cuda {
 namespace {
 
 using S = OutputShape;
-using fovea::cuda::device_attribute;
 
 // [batch, rows, heads, dim] whose heads lie side by side, and rows on multiples of `elements`.
 bool takes_heads(const TensorView& t, int64_t elements) {
@@ -32,9 +31,11 @@ cudaError_t launch_type(const OutputArguments& a, int64_t blocks, cudaStream_t s
 
 }  // namespace
 
-bool takes_attended_output(const AttendedOutput& p, int sm_count) {
+bool takes_attended_output(const AttendedOutput& p, const GpuInfo& gpu) {
+  constexpr int kSm = 90;
   constexpr int64_t kEight = 8, kTwo = 2;
   if (dtype_bytes(p.q.dtype) != 2 || p.project.bias.given()) return false;
+  if (p.logit_bound > fovea::cuda::kMostLogitBound) return false;
   if (!takes_heads(p.q, kTwo) || !takes_heads(p.k, kEight) || !takes_heads(p.v, kEight)) {
     return false;
   }
@@ -49,9 +50,7 @@ bool takes_attended_output(const AttendedOutput& p, int sm_count) {
   }
   if (p.heads.given() && !takes_heads(p.heads, kEight)) return false;
   if (p.lse.given() && p.lse.strides[2] != 1) return false;
-  return blocks_of(p) > 0 && blocks_of(p) <= sm_count &&
-         device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
-         device_attribute(cudaDevAttrComputeCapabilityMinor) == 0;
+  return gpu.sm == kSm && blocks_of(p) > 0 && blocks_of(p) <= gpu.sm_count;
 }
 
 cudaError_t launch_attended_output(const AttendedOutput& p, cudaStream_t stream) {

@@ -9,8 +9,9 @@
 #pragma once
 
 #include <cstddef>
-#include <type_traits>
 
+#include "backend/cuda/common/sequence.cuh"
+#include "backend/cuda/common/weight_sums.cuh"
 #include "layers/cuda/hopper/attended_output_parts.cuh"
 #include "prim/cuda/ptx/cluster.cuh"
 #include "prim/cuda/ptx/grid_dependency.cuh"
@@ -229,9 +230,7 @@ class OutputBlock {
 
   // Adds up what the warps have: a fragment to a warp.
   __device__ __forceinline__ void gather() {
-    // Of smaller ones weights of 16 bits would lose what they are.
-    constexpr float kMostSum = 0x1p100f,
-                    kLeastSum = std::is_same_v<T, __half> ? 0x1p-8f : 0x1p-100f;
+    constexpr float kMost = fovea::cuda::kMostWeightSum, kLeast = fovea::cuda::kLeastWeightSum<T>;
     const int part = warp() % 4, t = part / 2, n = part % 2, first = warp() / 4 * S::kShares;
     float4 x{};
     float sum[2] = {};
@@ -244,8 +243,8 @@ class OutputBlock {
     }
     const bool in = tiles_.has(t, group());
     const float zero = fmaf(x.x, 0.0f, x.y * 0.0f) + fmaf(x.z, 0.0f, x.w * 0.0f);
-    const bool trusted = zero == 0 && sum[0] >= kLeastSum && sum[1] >= kLeastSum &&
-                         sum[0] <= kMostSum && sum[1] <= kMostSum;
+    const bool trusted =
+        zero == 0 && sum[0] >= kLeast && sum[1] >= kLeast && sum[0] <= kMost && sum[1] <= kMost;
     if (__syncthreads_or(in && !trusted)) {
       load_keys();  // the parts lie where they were
       ptx::cp_async_wait<0>();
@@ -269,9 +268,8 @@ class OutputBlock {
   }
 
   __device__ __forceinline__ void keep_lse(int h, int token, float exponent) const {
-    constexpr float kLn2 = 0.693147180559945309f;
     if (a_.lse == nullptr) return;
-    a_.lse[at_.b * a_.lse_batch + h * a_.lse_head + token] = exponent * kLn2;
+    a_.lse[at_.b * a_.lse_batch + h * a_.lse_head + token] = exponent * fovea::cuda::kLn2;
   }
 
   // By the plain formula: a row to four lanes, each with a fourth of the keys, which then have a

@@ -29,7 +29,7 @@ struct OutputArguments {
   float scale = 1;
   bool settled = false;  // the weight was written before what was queued last
   int batch = 0, q_len = 0, tiles = 0;
-  int kv_shift = 0;  // heads to a KV head, and
+  int kv_shift = 0;  // log2 of the heads that share a KV head
   int kv_heads = 0;
   Divider pairs;  // of tiles of a member of the batch: blocks
 };

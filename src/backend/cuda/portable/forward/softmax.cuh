@@ -1,8 +1,7 @@
 // The running softmax of the rows that one lane holds: 2 rows of each 16-row tile of its warp.
 #pragma once
 
-#include <type_traits>
-
+#include "backend/cuda/common/weight_sums.cuh"
 #include "prim/cuda/ptx/math.cuh"
 #include "prim/cuda/ptx/mma.cuh"
 
@@ -15,10 +14,6 @@ template <int kMTiles>
 struct RunningSoftmax {
   static constexpr int kRows = 2 * kMTiles;
   static constexpr float kHeadroom = 8.0f;
-  static constexpr float kMostSum = 0x1p100f;
-  // Where the reference is 0: below it weights of type T would lose what they are, or be none.
-  template <typename T>
-  static constexpr float kLeastSum = std::is_same_v<T, __half> ? 0x1p-8f : 0x1p-100f;
 
   float reference[kRows];  // log2 units; -inf: no key seen yet
   float sum[kRows];        // of this lane's weights
@@ -110,7 +105,7 @@ struct RunningSoftmax {
   // one of its scores; nor too small, where it is not.
   template <typename T>
   __device__ __forceinline__ bool in_range(int r, bool bounded) const {
-    return sum[r] <= kMostSum && (!bounded || sum[r] >= kLeastSum<T>);
+    return sum[r] <= kMostWeightSum && (!bounded || sum[r] >= kLeastWeightSum<T>);
   }
 
   // The sums of the four lanes that share a row.
