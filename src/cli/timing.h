@@ -20,9 +20,10 @@ struct TimingSettings {
   int min_rounds = 5;
   int max_rounds = 100;
   double sample_seconds = 2e-3;  // that one sample lasts, at least: far above the clock's own cost
-  // Before each sample. Idle threads of the contender before may spin for a few milliseconds before
-  // they sleep (OpenMP's do); they must not take a core from the next.
-  double pause_seconds = 5e-3;
+  // Before each sample. Idle threads of the contender before may spin for a while before they
+  // sleep; they must not take a core from the next. GNU's OpenMP has them pause 300,000 times,
+  // which is 140 cycles each on Intel's CPUs since Skylake: 17 ms at 2.5 GHz.
+  double pause_seconds = 40e-3;
 };
 
 struct Timing {

@@ -1,0 +1,129 @@
+// Products of f32 layers err no more than float arithmetic does, whatever an instruction set makes
+// them of, and hold every float.
+#include <limits>
+
+#include "backend/cpu/isa.h"
+#include "layers/layer_trial.h"
+#include "support/variable_scope.h"
+
+namespace fovea::test {
+namespace {
+
+constexpr int64_t kTokens = 200, kWidth = 64;
+// Of the absolute sum: what FMA in any order stays below here, and products of two bf16 do not.
+constexpr double kError = 6 * 0x1p-24;
+
+// Each token attends to itself alone, and its value is x: what is left is the projection of the
+// output, and in the backward pass that of its gradient.
+struct OneProjection {
+  TensorStore store{DType::kF32};
+  LayerInputs in;
+  MultiHeadWeights w;
+
+  explicit OneProjection(double scale = 1) {
+    in.query = store.normal({kTokens, 1, kWidth}, scale);
+    for (TensorView* const t : {&w.q, &w.k, &w.v}) *t = store.normal({kWidth, kWidth}, 0);
+    for (int64_t i = 0; i < kWidth; ++i) set_element(w.v, i * kWidth + i, 1);
+    w.out = store.normal({kWidth, kWidth}, 1);
+  }
+
+  // On every instruction set.
+  template <typename Check>
+  void run(const Check& check) {
+    MultiHeadOptions options;
+    options.embed_dim = kWidth;
+    options.num_heads = 1;
+    options.head_dim = kWidth;
+    options.bias = false;
+    options.dtype = DType::kF32;
+    for (const std::string& isa : cpu_isas()) {
+      SCOPED_TRACE(isa);
+      const VariableScope scope("FOVEA_ISA", isa);
+      const auto plan = make_layer(
+          options, {.batch = kTokens, .q_len = 1, .use = LayerUse::kTraining}, Device::cpu());
+      ASSERT_TRUE(plan.ok()) << plan.status().message();
+      Trial<MultiHeadWeights> trial(*plan, store, in, w);
+      trial.run();
+      check(trial);
+    }
+  }
+};
+
+struct Sum {
+  double value = 0, absolute = 0;
+};
+// Of a[i * a_step] b[i * b_step].
+Sum products(const TensorView& a, int64_t a_first, int64_t a_step, const TensorView& b,
+             int64_t b_first, int64_t b_step, int64_t count) {
+  Sum sum;
+  for (int64_t i = 0; i < count; ++i) {
+    const double x = element(a, a_first + i * a_step) * element(b, b_first + i * b_step);
+    sum.value += x;
+    sum.absolute += std::abs(x);
+  }
+  return sum;
+}
+
+void expect_sum(double got, const Sum& want) {
+  if (std::abs(want.value) <= std::numeric_limits<float>::max()) {
+    EXPECT_LE(std::abs(got - want.value), kError * want.absolute + 0x1p-149);
+  } else {
+    EXPECT_EQ(got, static_cast<double>(static_cast<float>(want.value)));
+  }
+}
+
+void expect_output(const OneProjection& p, const TensorView& out) {
+  for (int64_t i = 0; i < kTokens * kWidth; ++i) {
+    SCOPED_TRACE(i);
+    expect_sum(element(out, i), products(p.in.query, i / kWidth * kWidth, 1, p.w.out,
+                                         i % kWidth * kWidth, 1, kWidth));
+  }
+}
+
+void expect_input_gradient(const OneProjection& p, const TensorView& dout, const TensorView& dx) {
+  for (int64_t i = 0; i < kTokens * kWidth; ++i) {
+    SCOPED_TRACE(i);
+    expect_sum(element(dx, i),
+               products(dout, i / kWidth * kWidth, 1, p.w.out, i % kWidth, kWidth, kWidth));
+  }
+}
+
+TEST(FloatProducts, ErrAsFloats) {
+  OneProjection p;
+  p.run([&](const Trial<MultiHeadWeights>& trial) {
+    expect_output(p, trial.call.out);
+    expect_input_gradient(p, trial.back.dout, trial.back.dquery);
+    for (int64_t i = 0; i < kWidth * kWidth; ++i) {
+      SCOPED_TRACE(i);
+      expect_sum(
+          element(trial.back.dweights.out, i),
+          products(trial.back.dout, i / kWidth, kWidth, p.in.query, i % kWidth, kWidth, kTokens));
+    }
+  });
+}
+
+TEST(FloatProducts, InfinitiesAndTheLargestFloats) {
+  OneProjection p;
+  set_element(p.w.out, 5 * kWidth + 7, std::numeric_limits<double>::infinity());
+  set_element(p.w.out, 3 * kWidth + 2, std::numeric_limits<float>::max());
+  p.run([&](const Trial<MultiHeadWeights>& trial) { expect_output(p, trial.call.out); });
+}
+
+// The gradient of keys is 0 here, and times a weight of any size adds nothing to that of x, which
+// holds what came before.
+TEST(FloatProducts, TheLargestFloatsInASumOfProducts) {
+  OneProjection p;
+  set_element(p.w.k, 2 * kWidth + 9, std::numeric_limits<float>::max());
+  for (int64_t t = 0; t < kTokens; ++t) set_element(p.in.query, t * kWidth + 9, 0.25);
+  p.run([&](const Trial<MultiHeadWeights>& trial) {
+    expect_input_gradient(p, trial.back.dout, trial.back.dquery);
+  });
+}
+
+TEST(FloatProducts, SmallNumbers) {
+  OneProjection p(1e-36);
+  p.run([&](const Trial<MultiHeadWeights>& trial) { expect_output(p, trial.call.out); });
+}
+
+}  // namespace
+}  // namespace fovea::test
