@@ -265,10 +265,8 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     p.scale = scale();
     p.tf32 = o_.tf32;
     if (scales_queries()) {
-      // Temperatures are read by the device alone: the bound of logits is no more than a belief.
-      constexpr double kUsualTemperature = 4;
       p.scale = std::numbers::ln2;
-      p.logit_bound = length() * length() * scale() * kUsualTemperature;
+      p.logit_bound = logit_bound();
     }
     return p;
   }
@@ -279,6 +277,11 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
   // Of normalised heads.
   double length() const {
     return o_.sqrt_dim_norm ? std::sqrt(static_cast<double>(o_.head_dim)) : 1;
+  }
+  // Temperatures are read by the device alone: this is no more than a belief.
+  double logit_bound() const {
+    constexpr double kUsualTemperature = 4;
+    return length() * length() * scale() * kUsualTemperature;
   }
   // Whether the prologue gives q the scale, in log2 units, so that products are exponents of 2. It
   // does where half precision holds the result as well as it holds q.
@@ -339,8 +342,7 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
   // Of attention's own output only backward has a use.
   AttendedOutput attended_output(const AttendTensors& t, const TensorView& lse,
                                  const Projection& project, const TensorView& out) const {
-    return {t.q, t.k,     t.v, training() ? t.out : TensorView{},
-            lse, project, out, *problem().logit_bound};
+    return {t.q, t.k, t.v, training() ? t.out : TensorView{}, lse, project, out, logit_bound()};
   }
 
   // The rows of z before the first token: zeros at the beginning of a sequence.

@@ -10,7 +10,7 @@ namespace fovea::test {
 namespace {
 
 constexpr int64_t kTokens = 200, kWidth = 64;
-// Of the absolute sum: what FMA in any order stays below here, and products of two bf16 do not.
+// Of the absolute sum: FMA in any order stays below it here, floats cut into two bf16 would not.
 constexpr double kError = 6 * 0x1p-24;
 
 // Each token attends to itself alone, and its value is x: what is left is the projection of the
@@ -110,7 +110,7 @@ TEST(FloatProducts, InfinitiesAndTheLargestFloats) {
 }
 
 // The gradient of keys is 0 here, and times a weight of any size adds nothing to that of x, which
-// holds what came before.
+// holds what came before. (That weight's x is small, so that keys are finite.)
 TEST(FloatProducts, TheLargestFloatsInASumOfProducts) {
   OneProjection p;
   set_element(p.w.k, 2 * kWidth + 9, std::numeric_limits<float>::max());

@@ -10,8 +10,7 @@ namespace fovea::cuda {
 
 constexpr float kMostWeightSum = 0x1p100f;
 
-// Where weights refer to 0: below it those that are rounded to T would lose what they are, or be
-// none.
+// Where weights refer to 0: those of smaller sums, rounded to T, would have lost digits or be 0.
 template <typename T>
 constexpr float kLeastWeightSum = std::is_same_v<T, __half> ? 0x1p-8f : 0x1p-100f;
 

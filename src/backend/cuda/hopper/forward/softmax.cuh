@@ -7,6 +7,7 @@
 // even for that is found at the end, by needed_care.
 #pragma once
 
+#include "backend/cuda/common/weight_sums.cuh"
 #include "backend/cuda/hopper/forward/shared.cuh"
 #include "prim/cuda/ptx/math.cuh"
 #include "prim/cuda/ptx/registers.cuh"
@@ -17,8 +18,7 @@ struct Softmax {
   static constexpr float kNone = -__builtin_huge_valf();
   static constexpr float kHeadroom = 8.0f;  // log2: what scores may exceed the reference by
   static constexpr float kLarge = 0x1p15f;  // a lane's sum of a block: the weights still fit f16
-  static constexpr float kMostSum = 0x1p100f;
-  static constexpr float kWild = 384.0f;  // log2: scores of a row that are so far apart
+  static constexpr float kWild = 384.0f;    // log2: scores of a row that are so far apart
   static constexpr uint32_t kNaN = 0x7fffffffu, kSign = 0x80000000u;
 
   float reference[2];  // log2 units; kNone: no key seen yet
@@ -161,7 +161,7 @@ struct Softmax {
   // What it takes for these results to be trusted.
   template <int kCount>
   __device__ __forceinline__ int needed_care(const float (&out)[kCount]) const {
-    if (!(sum[0] < kMostSum && sum[1] < kMostSum)) return kSafe | kClean;
+    if (!(sum[0] < kMostWeightSum && sum[1] < kMostWeightSum)) return kSafe | kClean;
     float zero[4] = {0, 0, 0, 0};  // NaN when an output is not finite
 #pragma unroll
     for (int i = 0; i < kCount; ++i) zero[i % 4] = fmaf(out[i], 0.0f, zero[i % 4]);
