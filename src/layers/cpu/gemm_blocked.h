@@ -28,6 +28,8 @@ class BlockedGemm {
   static constexpr int64_t kPackColumns = 64;                       // of one packing task
   static constexpr int64_t kTileRows = 128, kTileColumns = 512;     // b packed once
   static constexpr int64_t kOwnRows = 256, kOwnColumns = 256;       // b packed by tile
+  // At least, since cores are not equally fast at all times; fewer where each tile packs its rows.
+  static constexpr int64_t kTilesOfThread = M::kLeftIsRows && sizeof(T) == sizeof(Elem) ? 8 : 3;
   // Rows that lie side by side are packed so, at each depth: with short vectors so few that a chunk
   // of them stays in the first cache while b passes.
   static constexpr int64_t kSideBySide = kLanes == 4 && M::kTransposedLeftIsAView ? 32 : kOwnRows;
@@ -167,7 +169,7 @@ class BlockedGemm {
       const Gemm& m = group.gemms[g];
       return m.batch * parts(m.rows, kTileRows) * parts(m.cols, group.columns[g]);
     };
-    while (total(tiles) < 3 * threads && group.columns[0] > kPackColumns) {
+    while (total(tiles) < kTilesOfThread * threads && group.columns[0] > kPackColumns) {
       for (int64_t g = 0; g < group.count; ++g) group.columns[g] /= 2;
     }
     parallel_for(total(tiles), threads, [&](int64_t item, int worker) {

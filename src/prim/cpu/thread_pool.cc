@@ -1,10 +1,16 @@
 // A pool of waiting threads and one job at a time.
+//
+// A layer is a dozen jobs, one after another, and to wake a thread that sleeps takes as long as a
+// small one of them. So whoever waits looks out for a while before it goes to sleep; it lets others
+// have the CPU meanwhile if they want it.
 #include "prim/cpu/thread_pool.h"
 
 #include <pthread.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <system_error>
@@ -12,6 +18,28 @@
 
 namespace fovea {
 namespace {
+
+constexpr int kLooks = 200;  // at once; then others may run between them
+constexpr std::chrono::microseconds kLookout{1000};
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Until there() or a while has passed.
+template <typename There>
+void look_out(There there) {
+  for (int n = 0; n < kLooks; ++n) {
+    if (there()) return;
+    pause();
+  }
+  const auto end = std::chrono::steady_clock::now() + kLookout;
+  while (!there() && std::chrono::steady_clock::now() < end) sched_yield();
+}
 
 class Pool {
  public:
@@ -30,13 +58,18 @@ class Pool {
       items_ = items;
       next_.store(0, std::memory_order_relaxed);
       wanted_ = std::min(helpers, started_);
-      busy_ = wanted_;
-      ++job_;
+      job_.fetch_add(1, std::memory_order_release);
     }
     wake_.notify_all();
     work(0);
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      wanted_ = 0;  // nobody waits for those who have not come yet
+    }
+    const auto done = [&] { return busy_.load(std::memory_order_acquire) == 0; };
+    look_out(done);
     std::unique_lock<std::mutex> lock(mutex_);
-    done_.wait(lock, [&] { return busy_ == 0; });
+    done_.wait(lock, done);
   }
 
  private:
@@ -54,15 +87,20 @@ class Pool {
 
   void serve(int worker) {
     uint64_t seen = 0;
+    const auto is_new = [&] { return job_.load(std::memory_order_acquire) != seen; };
     for (;;) {
+      look_out(is_new);
       {
         std::unique_lock<std::mutex> lock(mutex_);
-        wake_.wait(lock, [&] { return job_ != seen && worker <= wanted_; });
-        seen = job_;
+        wake_.wait(lock, is_new);
+        seen = job_.load(std::memory_order_relaxed);
+        if (worker > wanted_) continue;
+        busy_.fetch_add(1, std::memory_order_relaxed);
       }
       work(worker);
-      const std::lock_guard<std::mutex> lock(mutex_);
-      if (--busy_ == 0) done_.notify_one();
+      if (busy_.fetch_sub(1, std::memory_order_acq_rel) > 1) continue;
+      const std::lock_guard<std::mutex> lock(mutex_);  // or it might go to sleep just now
+      done_.notify_one();
     }
   }
 
@@ -79,10 +117,10 @@ class Pool {
   void* context_ = nullptr;
   int64_t items_ = 0;
   std::atomic<int64_t> next_{0};
-  int wanted_ = 0;   // workers 1..wanted_ take part in the current job
-  int busy_ = 0;     // of those, how many have not finished it
-  int started_ = 0;  // guarded by turn_
-  uint64_t job_ = 0;
+  int wanted_ = 0;            // workers 1..wanted_ may begin with the current job
+  std::atomic<int> busy_{0};  // those who have begun and not finished
+  int started_ = 0;           // guarded by turn_
+  std::atomic<uint64_t> job_{0};
 };
 
 Pool* current_pool = nullptr;
