@@ -7,13 +7,12 @@
 #include <optional>
 
 #include "cli/commands.h"
+#include "cli/json.h"
 #include "cli/table.h"
 #include "cli/timing.h"
 
 namespace fovea::cli {
 namespace {
-
-using Json = nlohmann::json;
 
 struct Measured {
   std::string case_text, impl, pass, dtype;

@@ -5,6 +5,7 @@
 #include "backend/cpu/isa.h"
 #include "backend/cuda/device.h"
 #include "cli/commands.h"
+#include "cli/json.h"
 #include "cli/machine.h"
 #include "cli/support.h"
 #include "cli/table.h"
@@ -46,8 +47,8 @@ std::vector<std::string> backend_names() {
   return names;
 }
 
-nlohmann::ordered_json gpus_as_json() {
-  auto list = nlohmann::ordered_json::array();
+Json gpus_as_json() {
+  auto list = Json::array();
   for (const GpuInfo& gpu : gpus()) {
     list.push_back({{"name", gpu.name},
                     {"compute_capability", capability(gpu)},
@@ -58,7 +59,7 @@ nlohmann::ordered_json gpus_as_json() {
 }
 
 void print_json(const Machine& m, const DeviceInfo& device) {
-  nlohmann::ordered_json json = {
+  Json json = {
       {"version", version()},
       {"commit", source_commit()},
       {"compiler", m.compiler},
@@ -67,13 +68,13 @@ void print_json(const Machine& m, const DeviceInfo& device) {
       {"cores", m.cores},
       {"threads_available", m.threads},
       {"threads", device.threads},
-      {"mhz", m.mhz ? nlohmann::ordered_json(*m.mhz) : nlohmann::ordered_json()},
+      {"mhz", m.mhz ? Json(*m.mhz) : Json()},
       {"memory_bytes", m.memory_bytes},
       {"os", m.os},
       {"isas", cpu_isas()},
       {"isa", device.isa},
       {"gpus", gpus_as_json()},
-      {"cuda", has_cuda() ? nlohmann::ordered_json(cuda_version()) : nlohmann::ordered_json()},
+      {"cuda", has_cuda() ? Json(cuda_version()) : Json()},
       {"backends", backend_names()},
   };
   std::printf("%s\n", json.dump(2).c_str());

@@ -2,6 +2,7 @@
 #include "cli/arena.h"
 #include "cli/cost.h"
 #include "cli/cuda/layer_contender.h"
+#include "cli/json.h"
 #include "cli/peer_case.h"
 #include "harness/layer_comparison.h"
 #include "harness/layer_weights.h"
@@ -13,7 +14,7 @@ using harness::LayerCase;
 using harness::LayerViews;
 using harness::LayerWeight;
 
-nlohmann::json describe(const LayerCase& c) {
+Json describe(const LayerCase& c) {
   return {{"layer", harness::layer_name(c)},
           {"zaya", c.preset == harness::CcgqaPreset::kZaya},
           {"hq", c.head_q},

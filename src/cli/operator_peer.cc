@@ -1,12 +1,11 @@
 // What scaled_dot_product_attention can say, and how.
 #include "cli/operator_peer.h"
 
+#include "cli/json.h"
 #include "cli/peer_case.h"
 
 namespace fovea::cli {
 namespace {
-
-using Json = nlohmann::json;
 
 // What scaled_dot_product_attention has no argument for; empty where it can say the case.
 std::string inexpressible(const harness::Case& c) {

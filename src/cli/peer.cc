@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/refusal.h"
+#include "cli/json.h"
 #include "cli/peer_case.h"
 #include "cli/peer_tensors.h"
 #include "cli/timing.h"
@@ -17,7 +18,6 @@ namespace fovea::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::json;
 
 constexpr int kStartSeconds = 180;    // importing torch from a cold disk
 constexpr int kAnswerSeconds = 1800;  // one sample of the largest case

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/bench_pass.h"
+#include "cli/json.h"
 #include "fovea/tensor.h"
 
 namespace fovea::cli {
@@ -22,7 +23,7 @@ struct PeerInput : PeerTensor {
 };
 
 struct PeerCase {
-  nlohmann::json description;
+  Json description;
   std::vector<PeerInput> inputs;
   // Where the outputs of a pass go, by the names that the peer gives them.
   std::function<std::vector<PeerTensor>(BenchPass)> outputs;

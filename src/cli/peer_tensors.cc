@@ -5,11 +5,12 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "cli/json.h"
+
 namespace fovea::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::json;
 
 // Elements from the first to the last that a view reaches: its memory, gaps included.
 int64_t span(const TensorView& t) {

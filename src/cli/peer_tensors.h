@@ -3,8 +3,8 @@
 #pragma once
 
 #include <filesystem>
-#include <nlohmann/json_fwd.hpp>
 
+#include "cli/json.h"
 #include "fovea/status.h"
 #include "fovea/tensor.h"
 
@@ -12,10 +12,10 @@ namespace fovea::cli {
 
 // {"dtype": "bf16", "sizes": [...], "strides": [...], "elements": 4096}, of the memory that a view
 // spans, gaps included.
-nlohmann::json describe_tensor(const TensorView& tensor);
+Json describe_tensor(const TensorView& tensor);
 
 // The same with the "file" that its memory was written to.
-Result<nlohmann::json> write_tensor(const TensorView& tensor, const std::filesystem::path& path);
+Result<Json> write_tensor(const TensorView& tensor, const std::filesystem::path& path);
 
 // Fills a view whose last stride is 1 from dense bytes.
 Status read_tensor(const std::filesystem::path& path, const TensorView& tensor);

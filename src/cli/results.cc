@@ -4,21 +4,19 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "cli/json.h"
+
 namespace fovea::cli {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 template <typename T>
-OrderedJson or_null(const std::optional<T>& value) {
-  return value ? OrderedJson(*value) : OrderedJson();
+Json or_null(const std::optional<T>& value) {
+  return value ? Json(*value) : Json();
 }
 
-OrderedJson or_null(const std::string& text) {
-  return text.empty() ? OrderedJson() : OrderedJson(text);
-}
+Json or_null(const std::string& text) { return text.empty() ? Json() : Json(text); }
 
-OrderedJson to_json(const Machine& m, const Results& r) {
+Json to_json(const Machine& m, const Results& r) {
   const GpuState& gpu = r.gpu_state;
   return {{"cpu", m.cpu},
           {"architecture", m.architecture},
@@ -41,7 +39,7 @@ OrderedJson to_json(const Machine& m, const Results& r) {
           {"gpu_power_w", or_null(gpu.power_w)}};
 }
 
-OrderedJson to_json(const Row& row) {
+Json to_json(const Row& row) {
   const AttentionProblem& p = row.problem;
   return {{"suite", row.suite},
           {"case", row.case_text},
@@ -49,7 +47,7 @@ OrderedJson to_json(const Row& row) {
           {"kernel", row.kernel},
           {"pass", pass_text(row.pass)},
           {"layer", or_null(row.layer)},
-          {"e", row.layer.empty() ? OrderedJson() : OrderedJson(row.embed_dim)},
+          {"e", row.layer.empty() ? Json() : Json(row.embed_dim)},
           {"dtype", dtype_name(p.dtype)},
           {"b", p.batch},
           {"hq", p.head_q},
@@ -90,8 +88,8 @@ std::string heads_text(const AttentionProblem& problem) {
   return std::to_string(problem.head_q) + "/" + std::to_string(problem.head_kv);
 }
 
-nlohmann::ordered_json to_json(const Results& results) {
-  OrderedJson rows = OrderedJson::array(), skipped = OrderedJson::array();
+Json to_json(const Results& results) {
+  Json rows = Json::array(), skipped = Json::array();
   for (const Row& row : results.rows) rows.push_back(to_json(row));
   for (const Skipped& s : results.skipped) {
     const std::string place = s.case_text.empty() ? "" : s.case_text + ": ";

@@ -2,13 +2,13 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "cli/bench_pass.h"
 #include "cli/gpu_state.h"
+#include "cli/json.h"
 #include "cli/machine.h"
 #include "fovea/plan.h"
 
@@ -61,6 +61,6 @@ struct Results {
 std::string mask_text(const Mask& mask);                  // "causal", "window:128:0 prefix=16"
 std::string heads_text(const AttentionProblem& problem);  // "16/4"
 
-nlohmann::ordered_json to_json(const Results& results);
+Json to_json(const Results& results);
 
 }  // namespace fovea::cli

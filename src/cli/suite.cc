@@ -8,13 +8,13 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "cli/json.h"
+
 namespace fovea::cli {
 namespace {
 
 namespace fs = std::filesystem;
 // Keys in the order of the file: it is the order of the cases.
-using OrderedJson = nlohmann::ordered_json;
-
 Status bad(const std::string& message) { return {StatusCode::kInvalidArgument, message}; }
 
 std::vector<std::string> split(const std::string& text, char separator) {
@@ -25,13 +25,13 @@ std::vector<std::string> split(const std::string& text, char separator) {
 }
 
 // " key=value", " key" for true, nothing for false.
-std::string assignment(const std::string& key, const OrderedJson& value) {
+std::string assignment(const std::string& key, const Json& value) {
   if (value.is_boolean()) return value.get<bool>() ? " " + key : "";
   return " " + key + "=" + (value.is_string() ? value.get<std::string>() : value.dump());
 }
 
 // What one choice of a key adds to a case's text. "hq,hkv" takes a list of two.
-Result<std::string> choice_text(const std::string& key, const OrderedJson& choice) {
+Result<std::string> choice_text(const std::string& key, const Json& choice) {
   const std::vector<std::string> names = split(key, ',');
   if (names.size() == 1) {
     if (choice.is_structured() || choice.is_null()) {
@@ -49,14 +49,14 @@ Result<std::string> choice_text(const std::string& key, const OrderedJson& choic
 }
 
 // All case texts of one entry.
-Result<std::vector<std::string>> unroll(const OrderedJson& entry) {
+Result<std::vector<std::string>> unroll(const Json& entry) {
   if (!entry.is_object()) return bad("a case is " + entry.dump() + ", must be an object");
   std::vector<std::string> texts = {""};
   for (const auto& [key, value] : entry.items()) {
-    const OrderedJson choices = value.is_array() ? value : OrderedJson::array({value});
+    const Json choices = value.is_array() ? value : Json::array({value});
     std::vector<std::string> longer;
     for (const std::string& text : texts) {
-      for (const OrderedJson& choice : choices) {
+      for (const Json& choice : choices) {
         const Result<std::string> more = choice_text(key, choice);
         if (!more.ok()) return more.status();
         longer.push_back(text + *more);
@@ -67,14 +67,14 @@ Result<std::vector<std::string>> unroll(const OrderedJson& entry) {
   return texts;
 }
 
-Result<Suite> parse_suite(const OrderedJson& json) {
+Result<Suite> parse_suite(const Json& json) {
   if (!json.is_object() || !json.contains("cases") || !json["cases"].is_array()) {
     return bad("the file must hold an object with a list \"cases\"");
   }
   Suite suite;
   suite.name = json.value("name", "");
   suite.about = json.value("about", "");
-  for (const OrderedJson& entry : json["cases"]) {
+  for (const Json& entry : json["cases"]) {
     const Result<std::vector<std::string>> texts = unroll(entry);
     if (!texts.ok()) return texts.status();
     for (const std::string& text : *texts) {
@@ -136,7 +136,7 @@ Result<Suite> load_suite(const std::string& dir, const std::string& name) {
   }
   const std::string path = (fs::path(dir) / (name + ".json")).string();
   std::ifstream file(path);
-  const OrderedJson json = OrderedJson::parse(file, nullptr, /*allow_exceptions=*/false);
+  const Json json = Json::parse(file, nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded()) return bad(path + ": is not JSON");
   Result<Suite> suite = parse_suite(json);
   if (!suite.ok()) return bad(path + ": " + suite.status().message());

@@ -9,12 +9,13 @@
 #include <set>
 #include <sstream>
 
+#include "cli/json.h"
 #include "program.h"
 
 namespace fovea::test::bench {
 namespace {
 
-using Json = nlohmann::json;
+using cli::Json;
 
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;

@@ -3,12 +3,13 @@
 
 #include <nlohmann/json.hpp>
 
+#include "cli/json.h"
 #include "program.h"
 
 namespace fovea::test {
 namespace {
 
-using Json = nlohmann::json;
+using cli::Json;
 
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
