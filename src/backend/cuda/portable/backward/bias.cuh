@@ -2,9 +2,12 @@
 // to (batch members, heads, query rows), always in the same order.
 #pragma once
 
+#include "backend/cuda/portable/backward/apart.h"
 #include "backend/cuda/portable/backward/config.h"
 #include "backend/cuda/portable/backward/element.cuh"
+#include "backend/cuda/portable/backward/launch_blocks.cuh"
 #include "backend/cuda/portable/loads.cuh"
+#include "base/ceil_div.h"
 #include "prim/cuda/ptx/grid_dependency.cuh"
 #include "prim/cuda/tile/products.cuh"
 
@@ -189,6 +192,16 @@ __global__ void __launch_bounds__(BiasBlock<T, kDimQk, kDimV>::kThreads, 2)
   ptx::wait_for_earlier_kernels();
   extern __shared__ __align__(128) unsigned char memory[];
   BiasBlock<T, kDimQk, kDimV>(a, memory).run();
+}
+
+template <typename T, int kDimQk, int kDimV>
+cudaError_t bias_gradient(const BackwardArguments& a, cudaStream_t stream) {
+  using Block = BiasBlock<T, kDimQk, kDimV>;
+  const int64_t row_tiles = a.dbias_rows == 1 ? 1 : ceil_div(a.p.q_len, Block::kTileQ);
+  const int64_t blocks =
+      int64_t{a.dbias_batches} * a.dbias_heads * row_tiles * ceil_div(a.p.kv_len, Block::kTileKv);
+  return launch_blocks<backward_bias_kernel<T, kDimQk, kDimV>>(blocks, Block::kThreads,
+                                                               Block::kBytes, stream, a);
 }
 
 }  // namespace fovea::cuda

@@ -8,6 +8,7 @@
 #include "backend/cuda/portable/backward/config.h"
 #include "backend/cuda/portable/terms.cuh"
 #include "prim/cuda/ptx/ld_global.cuh"
+#include "prim/cuda/ptx/mma.cuh"
 #include "prim/cuda/ptx/registers.cuh"
 #include "prim/cuda/ptx/st_global.cuh"
 #include "prim/cuda/tile/shared_tile.cuh"
