@@ -82,7 +82,7 @@ while read -r line; do
   case "$line" in
     *'"hello"'*) echo '{"ok": true, "version": "9.9"}' ;;
     *'"load"'*) echo '{"ok": true}' ;;
-    *'gqa-cpu'*'"open"'*) echo '{"ok": true, "kernel": "gqa", "same": false}' ;;
+    *'"open"'*'gqa-cpu'*) echo '{"ok": true, "kernel": "gqa", "same": false}' ;;
     *'"open"'*) echo '{"ok": true, "kernel": "slow", "same": true}' ;;
     *'"sample"'*) echo '{"ok": true, "seconds": 0.25}' ;;
     *'"memory"'*) echo '{"ok": true, "bytes": 4096}' ;;
