@@ -30,8 +30,9 @@ class BlockedGemm {
   static constexpr int64_t kOwnRows = 256, kOwnColumns = 256;       // b packed by tile
   // At least, since cores are not equally fast at all times; fewer where each tile packs its rows.
   static constexpr int64_t kTilesOfThread = M::kLeftIsRows && sizeof(T) == sizeof(Elem) ? 8 : 3;
-  // Rows that lie side by side are packed so, at each depth: with short vectors so few that a chunk
-  // of them stays in the first cache while b passes.
+  // Rows that meet b at once: with short vectors so few that a chunk of them stays in the first
+  // cache while b passes. Those that lie side by side are packed so, at each depth.
+  static constexpr int64_t kRowsNear = kLanes == 4 && M::kLeftIsRows ? 16 : kOwnRows;
   static constexpr int64_t kSideBySide = kLanes == 4 && M::kTransposedLeftIsAView ? 32 : kOwnRows;
   static constexpr int kRowsAhead = 8;  // asked for while some are packed
   static constexpr int64_t kFewRows = 4;
@@ -41,6 +42,7 @@ class BlockedGemm {
   static_assert(kTileFloats >= kOwnRows * kOwnColumns && sizeof(T) <= sizeof(Elem));
   static_assert(kPackColumns % M::kColumnAlign == 0 && kChunk % M::kDepthAlign == 0);
   static_assert(kTileRows % M::kRowAlign == 0 && kOwnRows % M::kRowAlign == 0);
+  static_assert(kTileRows <= kOwnRows);
 
  public:
   static constexpr size_t kSharedScratch = size_t{4} << 20;
@@ -234,7 +236,7 @@ class BlockedGemm {
     float* const c = here ? reinterpret_cast<float*>(row_of_c(m, t, 0)) : tile_of(scratch, worker);
     const int64_t padded_cols = up(t.cols, M::kColumnAlign), ldc = here ? m.c_row : padded_cols;
     const int cols = static_cast<int>(padded_cols);
-    const int64_t at_once = m.a.depth == 1 ? t.rows : least(t.rows, kSideBySide);
+    const int64_t at_once = least(t.rows, m.a.depth == 1 ? kRowsNear : kSideBySide);
     M::begin();
     for (int64_t n = 0; n < chunk_count(m); ++n) {
       const Chunk chunk = chunk_at(m, n);
@@ -242,7 +244,8 @@ class BlockedGemm {
       const int depth = static_cast<int>(chunk.padded());
       const bool set = n == 0 && !(here && m.add);
       auto a = left_of(m, t, chunk, packed_of(scratch, worker));
-      for (int64_t row = 0; row < t.rows; row += at_once, a.data += at_once * depth) {
+      const int64_t next = at_once * (m.a.depth == 1 ? row_of(a) : depth);
+      for (int64_t row = 0; row < t.rows; row += at_once, a.data += next) {
         const int rows = static_cast<int>(least(at_once, t.rows - row));
         float* const to = c + row * ldc;
         set ? M::template multiply<false>(to, ldc, rows, cols, depth, a, b, depth)
@@ -255,6 +258,15 @@ class BlockedGemm {
       for (int64_t i = 0; i < t.rows * ldc; ++i) c[i] = 0;
     }
     store_tile(m, t, c, ldc);
+  }
+
+  // From one row to the next, where a tile's do not all meet b at once.
+  static int64_t row_of(const typename M::Left& a) {
+    if constexpr (kRowsNear < kOwnRows) {
+      return a.row;
+    } else {
+      return 0;
+    }
   }
 
   // Whether c can take a tile's sums as they grow.
