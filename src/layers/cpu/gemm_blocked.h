@@ -28,7 +28,8 @@ class BlockedGemm {
   static constexpr int64_t kPackColumns = 64;                       // of one packing task
   static constexpr int64_t kTileRows = 128, kTileColumns = 512;     // b packed once
   static constexpr int64_t kOwnRows = 256, kOwnColumns = 256;       // b packed by tile
-  // At least, since cores are not equally fast at all times; fewer where each tile packs its rows.
+  // Tiles for each thread, at least: cores are not equally fast at all times. Fewer where each tile
+  // packs its rows.
   static constexpr int64_t kTilesOfThread = M::kLeftIsRows && sizeof(T) == sizeof(Elem) ? 8 : 3;
   // Rows that meet b at once: with short vectors so few that a chunk of them stays in the first
   // cache while b passes. Those that lie side by side are packed so, at each depth.
