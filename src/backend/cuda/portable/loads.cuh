@@ -32,14 +32,13 @@ template <typename T, typename Tile, int kThreads>
 __device__ __forceinline__ void load_queries(uint32_t shared, const Rows& t, const Place& place,
                                              int group, const RowSpan& span, int rows, int cols,
                                              bool vector, int filled = Tile::kRows) {
+  using Loader = tile::TileLoader<T, Tile, kThreads>;
   const T* const base = rows_at<const T>(t, place.s, place.s.q_row, place.head_kv * group);
-  if (span.one_head) {
-    tile::TileLoader<T, Tile, kThreads>::fill(
-        shared, base + span.first.head * t.head + span.first.i * t.row, t.row, rows, cols, vector,
-        filled);
+  if (span.one_head && Loader::takes_whole(rows, cols, vector)) {
+    Loader::fill_whole(shared, base + span.first.head * t.head + span.first.i * t.row, t.row, 0);
     return;
   }
-  tile::TileLoader<T, Tile, kThreads>::fill_rows(
+  Loader::fill_rows(
       shared,
       [&](int r) {
         const Row row = span.of(place.s, r);

@@ -10,11 +10,13 @@ __device__ __forceinline__ void red_add_4(float4* to, float x, float y, float z,
                "f"(w)
                : "memory");
 #else
-  const float values[4] = {x, y, z, w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    asm volatile("red.global.add.f32 [%0], %1;" ::"l"(&to->x + i), "f"(values[i]) : "memory");
-  }
+  asm volatile(
+      "red.global.add.f32 [%0], %1;\n"
+      "red.global.add.f32 [%0+4], %2;\n"
+      "red.global.add.f32 [%0+8], %3;\n"
+      "red.global.add.f32 [%0+12], %4;" ::"l"(to),
+      "f"(x), "f"(y), "f"(z), "f"(w)
+      : "memory");
 #endif
 }
 

@@ -200,14 +200,15 @@ __device__ __forceinline__ void add_weighted_rows(ptx::Fragment (&sum)[kM][kN],
 }
 
 // sum[m] += rows row_a + 16 m .. of A times columns col_b .. of B: the depth is A's columns and B's
-// rows. `dirty`: as above.
-template <typename T, typename TileA, typename TileB, int kM, int kN>
+// rows. kClean: values of B that are not finite are left out, which is seldom: it need not be fast,
+// and its code is short.
+template <typename T, bool kClean, typename TileA, typename TileB, int kM, int kN>
 __device__ __forceinline__ void add_rows_by_rows(ptx::Fragment (&sum)[kM][kN], uint32_t s_a,
-                                                 int row_a, uint32_t s_b, int col_b, bool dirty) {
+                                                 int row_a, uint32_t s_b, int col_b) {
   static_assert(sizeof(T) == 2 && TileA::kCols == TileB::kRows);
   const auto a_at = TileA::Lane::rows_first();
   const auto b_at = TileB::Lane::rows_first();
-#pragma unroll
+#pragma unroll kClean ? 1 : TileA::kCols / 16
   for (int k = 0; k < TileA::kCols; k += 16) {
     uint32_t a[kM][4];
 #pragma unroll
@@ -216,7 +217,7 @@ __device__ __forceinline__ void add_rows_by_rows(ptx::Fragment (&sum)[kM][kN], u
     for (int n = 0; n < kN; n += 2) {
       uint32_t b[4];
       ptx::ldmatrix_x4_trans(b, s_b + b_at.at(k, col_b + n * 8));
-      if (dirty) {
+      if constexpr (kClean) {
 #pragma unroll
         for (int x = 0; x < 4; ++x) b[x] = finite_word<T>(b[x]);
       }
@@ -230,8 +231,7 @@ __device__ __forceinline__ void add_rows_by_rows(ptx::Fragment (&sum)[kM][kN], u
 }
 
 // sum[m] += columns col_a + 16 m .. of A as rows, times columns col_b .. of B: the depth is the
-// rows of both. kClean: values of B that are not finite are left out, which is seldom: it need not
-// be fast, and its code is short.
+// rows of both. kClean: as above.
 template <typename T, bool kClean, typename TileA, typename TileB, int kM, int kN>
 __device__ __forceinline__ void add_columns_by_rows(ptx::Fragment (&sum)[kM][kN], uint32_t s_a,
                                                     int col_a, uint32_t s_b, int col_b) {

@@ -61,9 +61,11 @@ struct SharedTile {
       return Lane(lane % 8 + lane / 16 * 8, lane / 8 % 2);
     }
     // What a lane holds of fragments: columns 2 (lane % 4) and the next of row lane / 4.
-    __device__ __forceinline__ static Lane fragments() {
+    __device__ __forceinline__ static Lane fragments() { return fragments(this_lane() / 4); }
+    // The same of another row.
+    __device__ __forceinline__ static Lane fragments(int row) {
       const int lane = this_lane();
-      Lane at(lane / 4, 0);
+      Lane at(row, 0);
       at.full_ += lane % 4 * 4;  // within a chunk, so that exchanges leave it alone
       at.rest_ += lane % 4 * 4;
       return at;
@@ -161,16 +163,21 @@ struct TileLoader {
   static constexpr int kRowStep = kThreads / kPerRow;
   static constexpr int kPerChunk = Tile::kPerChunk;
 
-  // Rows `stride` apart. Whole tiles, which most are, take neither checks nor multiplications.
+  // Whole tiles, which most are, take neither checks nor multiplications.
+  __device__ __forceinline__ static bool takes_whole(int rows, int cols, bool vector) {
+    return vector && rows >= Tile::kRows && cols == Tile::kCols;
+  }
+
+  // Rows `stride` apart.
   __device__ __forceinline__ static void fill(uint32_t shared, const T* base, int64_t stride,
                                               int rows, int cols, bool vector,
                                               int filled = Tile::kRows) {
-    if (!(vector && rows >= Tile::kRows && cols == Tile::kCols)) {
-      fill_rows(
-          shared, [&](int r) { return base + r * stride; }, rows, cols, vector, filled);
+    if (takes_whole(rows, cols, vector)) {
+      fill_whole(shared, base, stride, 0);
       return;
     }
-    fill_whole(shared, base, stride, 0);
+    fill_rows(
+        shared, [&](int r) { return base + r * stride; }, rows, cols, vector, filled);
   }
 
   // A whole tile of whole rows, from row `row` of those that begin at `base`. kEnds: of rows from

@@ -10,7 +10,9 @@
 #include "backend/cuda/portable/backward/turns.cuh"
 #include "prim/cuda/ptx/barrier.cuh"
 #include "prim/cuda/ptx/grid_dependency.cuh"
+#include "prim/cuda/ptx/registers.cuh"
 #include "prim/cuda/tile/products.cuh"
+#include "prim/cuda/tile/staged_rows.cuh"
 
 namespace fovea::cuda {
 
@@ -66,7 +68,6 @@ class KeyBlock {
     if (threadIdx.x == 0) {
       const int block = kInTurn ? block_in_turn<kTileKv>(a_) : blockIdx.x;
       find_rung(0, Steps::find_place(a_, block, place_));
-      find_rung(1, place_.rungs[0].tile + 1);
     }
     __syncthreads();
     if (place_.key_begin >= stored_keys()) return;
@@ -74,37 +75,41 @@ class KeyBlock {
                                           p.dim_qk, a_.vector_k);
     load_keys<T, TileV, kThreads, kOrder>(s_v_, a_.v, place_, place_.key_begin, place_.s.kv_len,
                                           p.dim_v, a_.vector_v);
+    // What the loop does not hold in registers is left to the sums. A turn of it before the first
+    // rung brings that one's rows, and one after the last adds to dq what that one left: code is in
+    // one place each.
     if constexpr (kWantDk) tile::clear(dk_);
     if constexpr (kWantDv) tile::clear(dv_);
-    // What the loop does not hold in registers is left to the sums.
-    if (there_is(0)) load_rows(0, place_.rungs[0]);
-    ptx::cp_async_commit();
-    int n = 0;
-    for (; there_is(n); ++n) {
-      ptx::cp_async_wait<0>();
-      if (n == 0) round_keys();
-      __syncthreads();
+#pragma unroll 1
+    for (int n = -1;; ++n) {
+      if (n >= 0) {
+        ptx::cp_async_wait<0>();
+        if (n == 0) round_keys();
+        __syncthreads();
+      }
       if (there_is(n + 1)) load_rows((n + 1) % 2, place_.rungs[(n + 1) % 4]);
       ptx::cp_async_commit();
+      if (threadIdx.x == 0) find_rung(n + 2, place_.rungs[(n + 1) % 4].tile + 1);
+      if (n < 0) continue;
       if constexpr (kC.keys_in_registers) {
         if (n == 0) {
           tile::rows_of_tile<TileK>(k_, s_k_, first_key());
           tile::rows_of_tile<TileV>(v_, s_v_, first_key());
         }
       }
-      if (threadIdx.x == 0) find_rung(n + 2, place_.rungs[(n + 1) % 4].tile + 1);
       if constexpr (kMask) {
         if (n == 0) look_at_keys();
       }
-      if constexpr (kShare == 1) add_dq_before(n);
-      step(n);
-      if constexpr (kShare > 1) add_dq_before(n);
+      bool ends = !there_is(n);
+      if constexpr (kShare > 1) {
+        if (!ends) step(n);
+      }
+      add_dq_before(n);
+      if constexpr (kReads) ends = !there_is(n);  // for want of a register
+      if (ends) break;
+      if constexpr (kShare == 1) step(n);
     }
-    ptx::cp_async_wait<0>();
-    if constexpr (kWantDq) {
-      __syncthreads();
-      if (n > 0) add_dq(n - 1);
-    }
+    __syncthreads();
     if (kWantDq && a_.row_parts > 1) {
       add_sums();
     } else {
@@ -113,8 +118,11 @@ class KeyBlock {
   }
 
  private:
-  static __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
-  static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+  // Anew: worked out where it is needed, for want of a register to keep it in.
+  template <bool kAnew = kReads>
+  static __device__ __forceinline__ int warp() {
+    return static_cast<int>((kAnew ? ptx::renewed(threadIdx.x) : threadIdx.x) / 32);
+  }
   static __device__ __forceinline__ int share() { return warp() % kShare; }
   // This warp's first key, counted from the block's.
   static __device__ __forceinline__ int first_key() { return warp() / kShare * kM * 16; }
@@ -169,9 +177,9 @@ class KeyBlock {
         store_nothing(s_weights_, chunk);
       }
       if (ptx::barrier_or(1 + warp() / kShare, 32 * kShare, dirty)) {
-        add_shared_products(n, true);
+        add_shared_products<true>(n);
       } else {
-        add_shared_products(n, false);
+        add_shared_products<false>(n);
       }
     } else {
 #pragma unroll 1
@@ -308,13 +316,14 @@ class KeyBlock {
     if constexpr (kC.terms == Terms::kBias) store_dbias<kMasked>(scores, n, chunk);
     return dirty;
   }
-  __device__ __forceinline__ void add_shared_products(int n, bool dirty) {
-    tile::add_rows_by_rows<T, TileDs, TileDout>(dv_, s_weights_, first_key(),
-                                                s_dout_ + n % 2 * TileDout::kBytes,
-                                                share() * (kC.dim_v / kShare), dirty);
-    tile::add_rows_by_rows<T, TileDs, TileQ>(dk_, s_ds_ + ds_stage(n), first_key(),
-                                             s_q_ + n % 2 * TileQ::kBytes,
-                                             share() * (kC.dim_qk / kShare), dirty);
+  template <bool kDirty>
+  __device__ __forceinline__ void add_shared_products(int n) {
+    tile::add_rows_by_rows<T, kDirty, TileDs, TileDout>(dv_, s_weights_, first_key(),
+                                                        s_dout_ + n % 2 * TileDout::kBytes,
+                                                        share() * (kC.dim_v / kShare));
+    tile::add_rows_by_rows<T, kDirty, TileDs, TileQ>(dk_, s_ds_ + ds_stage(n), first_key(),
+                                                     s_q_ + n % 2 * TileQ::kBytes,
+                                                     share() * (kC.dim_qk / kShare));
   }
 
   template <int kN>
@@ -351,7 +360,8 @@ class KeyBlock {
     ptx::Fragment dq[kDqM][kDqN];
     tile::clear(dq);
     const uint32_t s_ds = s_ds_ + n % 2 * TileDs::kBytes;
-    const int row = warp() % kDqWarpsM * kDqM * 16, col = warp() / kDqWarpsM * kDqN * 8;
+    const int at_warp = warp<true>();
+    const int row = at_warp % kDqWarpsM * kDqM * 16, col = at_warp / kDqWarpsM * kDqN * 8;
     if (place_.dirty_keys) {
       tile::add_columns_by_rows<T, true, TileDs, TileK>(dq, s_ds, row, s_k_, col);
     } else {
@@ -361,8 +371,7 @@ class KeyBlock {
     const int64_t at = place_.sum_row + int64_t{tile} * kTileQ + row;
     using Turn = Turns<kTileQ, kC.key_warps>;
     if constexpr (kInTurn) Turn::wait(a_, place_.sum_row, tile, place_.rungs[n % 4].turn);
-#pragma unroll
-    for (int m = 0; m < kDqM; ++m) add_to_sums<kC.dim_qk>(a_.dq_sum, at + 16 * m, col, dq[m]);
+    add_to_sums<kC.dim_qk>(a_.dq_sum, at, col, dq, kReads ? lane_anew() : threadIdx.x % 32);
     if constexpr (kInTurn) Turn::pass(a_, place_.sum_row, tile);
   }
 
@@ -373,16 +382,26 @@ class KeyBlock {
     add_key_sums<kC.dim_v, kOrder>(a_.dv_sum, at, keys, share() * (kC.dim_v / kShare), dv_);
   }
 
+  // Through the memory of the keys, which nobody reads any more.
   __device__ __forceinline__ void store() const {
-    const int key = place_.key_begin + first_key(), keys = stored_keys();
     if constexpr (kWantDk) {
-      store_key_rows<T, kOrder>(a_.dk, place_, key, keys, share() * (kC.dim_qk / kShare), dk_,
-                                a_.p.scale, a_.p.dim_qk, a_.vector_dk);
+      tile::stage_rows<T, TileK, kOrder>(s_k_, first_key(), share() * (kC.dim_qk / kShare), dk_,
+                                         [&](int) { return a_.p.scale; });
     }
     if constexpr (kWantDv) {
-      store_key_rows<T, kOrder>(a_.dv, place_, key, keys, share() * (kC.dim_v / kShare), dv_, 1,
-                                a_.p.dim_v, a_.vector_dv);
+      tile::stage_rows<T, TileV, kOrder>(s_v_, first_key(), share() * (kC.dim_v / kShare), dv_,
+                                         [](int) { return 1.0f; });
     }
+    __syncthreads();
+    const auto put = [&]<typename Tile>(Tile, uint32_t shared, const Rows& t, int cols,
+                                        bool vector) {
+      T* const first = rows_at<T>(t, place_.s, place_.s.kv_row + place_.key_begin, place_.head_kv);
+      tile::store_staged_rows<T, Tile, kThreads>(shared, stored_keys() - place_.key_begin, cols,
+                                                 vector,
+                                                 [&](int row) { return first + row * t.row; });
+    };
+    if constexpr (kWantDk) put(TileK{}, s_k_, a_.dk, a_.p.dim_qk, a_.vector_dk);
+    if constexpr (kWantDv) put(TileV{}, s_v_, a_.dv, a_.p.dim_v, a_.vector_dv);
   }
 
   const BackwardArguments& a_;

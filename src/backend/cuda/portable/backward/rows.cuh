@@ -7,6 +7,7 @@
 #include "backend/cuda/portable/loads.cuh"
 #include "prim/cuda/ptx/grid_dependency.cuh"
 #include "prim/cuda/tile/products.cuh"
+#include "prim/cuda/tile/staged_rows.cuh"
 
 namespace fovea::cuda {
 
@@ -51,15 +52,18 @@ class RowBlock {
     load_stats();
     tile::clear(dq_);
     const int count = keys.count();
-    if (count > 0) load_stage(0, keys.tile(0) * kTileKv);
-    ptx::cp_async_commit();
-    for (int n = 0; n < count; ++n) {
-      ptx::cp_async_wait<0>();
-      const int stage = n % 2, first = keys.tile(n) * kTileKv;
-      if (n == 0) round_rows();
-      __syncthreads();
-      if (n + 1 < count) load_stage(1 - stage, keys.tile(n + 1) * kTileKv);
+    // A turn before the first tile brings it.
+#pragma unroll 1
+    for (int n = -1; n < count; ++n) {
+      if (n >= 0) {
+        ptx::cp_async_wait<0>();
+        if (n == 0) round_rows();
+        __syncthreads();
+      }
+      if (n + 1 < count) load_stage((n + 1) % 2, keys.tile(n + 1) * kTileKv);
       ptx::cp_async_commit();
+      if (n < 0) continue;
+      const int stage = n % 2, first = keys.tile(n) * kTileKv;
       if (kAnyTerms || !keys.seen_by_all(first, first + kTileKv)) {
         step<true>(stage, first);
       } else {
@@ -175,16 +179,17 @@ class RowBlock {
     }
   }
 
+  // Through the memory of the queries, which nobody reads any more.
   __device__ __forceinline__ void store() const {
-#pragma unroll
-    for (int r = 0; r < 2 * kM; ++r) {
-      const int row = row_in_tile<kM>(r);
-      if (row >= place_.rows) continue;
-      const Row which = place_.span.of(place_.s, row);
-      T* const to = rows_at<T>(a_.dq, place_.s, place_.s.q_row + which.i,
-                               place_.head_kv * a_.p.group + which.head);
-      tile::store_row(to, dq_[r / 2], r % 2 * 2, a_.p.scale, a_.p.dim_qk, a_.vector_dq);
-    }
+    __syncthreads();
+    tile::stage_rows<T, TileQ>(s_q_, warp() * kM * 16, 0, dq_, [&](int) { return a_.p.scale; });
+    __syncthreads();
+    tile::store_staged_rows<T, TileQ, kThreads>(
+        s_q_, place_.rows, a_.p.dim_qk, a_.vector_dq, [&](int row) {
+          const Row which = place_.span.of(place_.s, row);
+          return rows_at<T>(a_.dq, place_.s, place_.s.q_row + which.i,
+                            place_.head_kv * a_.p.group + which.head);
+        });
   }
 
   const BackwardArguments& a_;

@@ -31,56 +31,64 @@ __device__ __forceinline__ int64_t key_sum_row(const Problem& p, const Place& pl
                  p.cu_kv != nullptr ? place.s.kv_len : p.kv_len);
 }
 
-// Of the 16 x 16 block at (row, col): the half of 8 rows that a lane's four values are of.
-template <int kCols>
-__device__ __forceinline__ float4* sum_at(float* sums, int64_t row, int col, int half) {
-  return reinterpret_cast<float4*>(sums) + ((row / 16 * (kCols / 16) + col / 16) * 2 + half) * 32 +
-         threadIdx.x % 32;
-}
-
-// Adds a row of fragments, 16 rows x 8 kN columns, at (row, col).
-template <int kCols, int kN>
-__device__ __forceinline__ void add_to_sums(float* sums, int64_t row, int col,
-                                            const ptx::Fragment (&x)[kN]) {
+// Adds the upper or lower 8 rows of a row of fragments.
+template <int kN>
+__device__ __forceinline__ void add_halves(float4* to, const ptx::Fragment (&x)[kN], int half) {
 #pragma unroll
   for (int n = 0; n < kN; n += 2) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      ptx::red_add_4(sum_at<kCols>(sums, row, col + 8 * n, half), x[n][2 * half],
-                     x[n][2 * half + 1], x[n + 1][2 * half], x[n + 1][2 * half + 1]);
-    }
+    ptx::red_add_4(to + n * 32, x[n][2 * half], x[n][2 * half + 1], x[n + 1][2 * half],
+                   x[n + 1][2 * half + 1]);
   }
 }
 
-// The same of a warp's keys, 16 kM of them from row `row` on of which `keys` are stored: sums end
-// where whole tiles of theirs do. kOrder: of the keys in the fragments, not in the sums.
+// A lane's four values of the upper 8 rows of the 16 x 16 block at (row, col), multiples of 16.
+// Those of the lower rows lie 32 places on, the next columns' 64, the next rows' 4 kCols.
+template <int kCols>
+__device__ __forceinline__ float4* sum_at(float* sums, int64_t row, int col,
+                                          int lane = threadIdx.x % 32) {
+  return reinterpret_cast<float4*>(sums) + (row / 16 * (kCols / 16) + col / 16) * 64 + lane;
+}
+
+// Adds fragments, 16 kM rows x 8 kN columns, at (row, col).
+template <int kCols, int kM, int kN>
+__device__ __forceinline__ void add_to_sums(float* sums, int64_t row, int col,
+                                            const ptx::Fragment (&x)[kM][kN],
+                                            int lane = threadIdx.x % 32) {
+  float4* const to = sum_at<kCols>(sums, row, col, lane);
+#pragma unroll
+  for (int r = 0; r < 2 * kM; ++r) add_halves(to + r / 2 * 4 * kCols + r % 2 * 32, x[r / 2], r % 2);
+}
+template <int kCols, int kN>
+__device__ __forceinline__ void add_to_sums(float* sums, int64_t row, int col,
+                                            const ptx::Fragment (&x)[kN]) {
+  float4* const to = sum_at<kCols>(sums, row, col);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) add_halves(to + half * 32, x, half);
+}
+
+// The same of a warp's keys, from row `row` on, if `keys` of them, more than none, are stored: sums
+// end where whole tiles of theirs do, and a warp has no more keys than a tile. kOrder: of the keys
+// in the fragments, not in the sums.
 template <int kCols, tile::RowOrder kOrder = tile::RowOrder::kPlain, int kM, int kN>
 __device__ __forceinline__ void add_key_sums(float* sums, int64_t row, int keys, int col,
                                              const ptx::Fragment (&x)[kM][kN]) {
+  if (keys <= 0) return;
+  if constexpr (kOrder == tile::RowOrder::kPlain) {
+    add_to_sums<kCols>(sums, row, col, x);
+  } else {
+    // A lane's rows are neighbours, of which the first is a multiple of four.
+    static_assert(kOrder == tile::RowOrder::kRunsOfFour && kM == 2);
+    const int lane = threadIdx.x % 32, first = tile::row_in_order<kOrder>(lane / 4);
+    float4* const to = sum_at<kCols>(sums, row + first / 16 * 16, col) + first / 8 % 2 * 32 +
+                       (first % 8 - lane / 4) * 4;
 #pragma unroll
-  for (int m = 0; m < kM; ++m) {
-    if constexpr (kOrder == tile::RowOrder::kPlain) {
-      if (16 * m < keys) add_to_sums<kCols>(sums, row + 16 * m, col, x[m]);
-    } else if (keys > 0) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int lane = threadIdx.x % 32;
-        const int in_warp = tile::row_in_order<kOrder>(m * 16 + half * 8 + lane / 4);
-        float4* const to = sum_at<kCols>(sums, row + in_warp / 16 * 16, col, in_warp / 8 % 2) +
-                           (in_warp % 8 - lane / 4) * 4;
-#pragma unroll
-        for (int n = 0; n < kN; n += 2) {
-          ptx::red_add_4(to + n / 2 * 64, x[m][n][2 * half], x[m][n][2 * half + 1],
-                         x[m][n + 1][2 * half], x[m][n + 1][2 * half + 1]);
-        }
-      }
-    }
+    for (int r = 0; r < 4; ++r) add_halves(to + r * 4, x[r / 2], r % 2);
   }
 }
 
 // A warp's keys, from `key` on, that no other block adds to: rounded at once. Columns from `col`
 // on.
-template <typename T, tile::RowOrder kOrder = tile::RowOrder::kPlain, int kM, int kN>
+template <typename T, int kM, int kN>
 __device__ __forceinline__ void store_key_rows(const Rows& t, const Place& place, int key,
                                                int stored_keys, int col,
                                                const ptx::Fragment (&x)[kM][kN], float scale,
@@ -89,7 +97,7 @@ __device__ __forceinline__ void store_key_rows(const Rows& t, const Place& place
   for (int m = 0; m < kM; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int at = key + tile::row_in_order<kOrder>(m * 16 + half * 8 + threadIdx.x % 32 / 4);
+      const int at = key + m * 16 + half * 8 + threadIdx.x % 32 / 4;
       if (at >= stored_keys) continue;
       tile::store_row(rows_at<T>(t, place.s, place.s.kv_row + at, place.head_kv) + col, x[m],
                       2 * half, scale, cols - col, pairs);

@@ -8,6 +8,7 @@
 #include "backend/cuda/portable/terms.cuh"
 #include "prim/cuda/ptx/st_global.cuh"
 #include "prim/cuda/tile/products.cuh"
+#include "prim/cuda/tile/staged_rows.cuh"
 
 namespace fovea::cuda {
 
@@ -66,21 +67,15 @@ class ForwardEpilogue {
                                              const Sums& out)
       : a_(a), place_(place), s_q_(s_q), softmax_(softmax), out_(out) {}
 
+  // Outputs pass through the shared memory of Q, to be written 16 bytes at a time.
   __device__ __forceinline__ void store() {
-    if constexpr (sizeof(T) == 4) {
-#pragma unroll
-      for (int r = 0; r < 2 * kM; ++r) {
-        const int row = row_in_tile<kM>(r);
-        const float sum = softmax_.sum[r], inverse = sum == 0 ? 0.0f : 1.0f / sum;
-        if (row >= place_.rows) continue;
-        tile::store_row(out_row<T>(a_, place_, row), out_[r / 2], r % 2 * 2, inverse, a_.p.dim_v,
-                        a_.vector_out);
-      }
-    } else {
-      stage();
-      __syncwarp();  // a warp stores the rows that it staged
-      store_staged();
-    }
+    tile::stage_rows<T, TileOut>(s_q_, first_row(), 0, out_, [&](int r) {
+      const float sum = softmax_.sum[r];
+      if constexpr (sizeof(T) == 4) return sum == 0 ? 0.0f : 1.0f / sum;
+      return sum == 0 ? 0.0f : __fdividef(1.0f, sum);
+    });
+    __syncwarp();  // a warp stores the rows that it staged
+    store_staged();
     if (a_.lse.data != nullptr) store_stats();
   }
 
@@ -98,35 +93,24 @@ class ForwardEpilogue {
     if (mine < 2 * kM && row < place_.rows) store_lse(a_, place_, row, reference, sum);
   }
 
-  // 16-bit outputs pass through the shared memory of Q, to be written 16 bytes at a time. A block
-  // goes through this code once, so that every instruction of it is fetched anew: it is kept short.
-  __device__ __forceinline__ void stage() {
-    const auto at = TileOut::Lane::fragments();
-#pragma unroll
-    for (int r = 0; r < 2 * kM; ++r) {
-      const float sum = softmax_.sum[r], scale = sum == 0 ? 0.0f : __fdividef(1.0f, sum);
-#pragma unroll
-      for (int d = 0; d < kOut; ++d) {
-        const uint32_t two =
-            ptx::pack<T>(out_[r / 2][d][r % 2 * 2] * scale, out_[r / 2][d][r % 2 * 2 + 1] * scale);
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(s_q_ + at.at(first_row() + r * 8, d * 8)),
-                     "r"(two)
-                     : "memory");
-      }
-    }
-  }
-
   __device__ __forceinline__ void store_staged() const {
-    if (place_.span.one_head && a_.vector_out) {
-      store_neighbours();
-      return;
+    if constexpr (sizeof(T) == 2) {
+      if (place_.span.one_head && a_.vector_out) {
+        store_neighbours();
+        return;
+      }
     }
 #pragma unroll 1
     for (int x = lane(); x < 16 * kM * kChunks; x += 32) {
-      const int row = first_row() + x / kChunks, chunk = x % kChunks;
-      if (row >= place_.rows || chunk * 8 >= a_.p.dim_v) continue;
-      store_words(out_row<T>(a_, place_, row) + chunk * 8, load_words(TileOut::offset(row, chunk)),
-                  a_.p.dim_v - chunk * 8, a_.vector_out);
+      const int row = first_row() + x / kChunks, col = x % kChunks * TileOut::kPerChunk;
+      if (row >= place_.rows || col >= a_.p.dim_v) continue;
+      T* const to = out_row<T>(a_, place_, row) + col;
+      const uint32_t from = s_q_ + TileOut::offset(row, x % kChunks);
+      if constexpr (sizeof(T) == 4) {
+        tile::store_staged(to, from, a_.p.dim_v - col, a_.vector_out);
+      } else {  // from registers, or those of one kernel do not suffice
+        store_words(to, tile::load_staged(from), a_.p.dim_v - col, a_.vector_out);
+      }
     }
   }
 
@@ -134,22 +118,24 @@ class ForwardEpilogue {
   // lanes hold.
   __device__ __forceinline__ void store_neighbours() const {
     constexpr int kRowsAtOnce = 32 / kChunks, kTimes = 16 * kM / kRowsAtOnce;
-    constexpr int kBatch = 4;  // read before they are written
+    // Read before they are written; 8 rows or a multiple, after which the exchange repeats.
+    constexpr int kBatch = kTimes < 4 ? kTimes : kRowsAtOnce == 1 ? 8 : 4;
     const int chunk = lane() % kChunks, row = first_row() + lane() / kChunks;
     const bool takes_part = lane() < kRowsAtOnce * kChunks && chunk * 8 < a_.p.dim_v;
     const int rows = takes_part ? place_.rows - row : 0;
     T* to = out_row<T>(a_, place_, row) + chunk * 8;
     const int64_t step = kRowsAtOnce * a_.out.row;
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < kTimes; i += kBatch) {
       uint4 words[kBatch];
 #pragma unroll
-      for (int x = i; x < i + kBatch && x < kTimes; ++x) {
-        words[x - i] = load_words(offset_below(row, x * kRowsAtOnce, chunk));
+      for (int x = 0; x < kBatch; ++x) {
+        words[x] =
+            tile::load_staged(s_q_ + offset_below(row, i * kRowsAtOnce, x * kRowsAtOnce, chunk));
       }
 #pragma unroll
-      for (int x = i; x < i + kBatch && x < kTimes; ++x) {
-        if (x * kRowsAtOnce < rows) ptx::store_16(to, words[x - i]);
+      for (int x = 0; x < kBatch; ++x) {
+        ptx::store_16_if((i + x) * kRowsAtOnce < rows, to, words[x]);
         to += step;
       }
     }
@@ -162,12 +148,13 @@ class ForwardEpilogue {
     for (int r = 0; r < 2 * kM; ++r) {
       const int row = row_in_tile<kM>(r);
       if (row >= place_.rows) continue;
-      float* const to = partial_row(a_, place_) + static_cast<int64_t>(row) * a_.p.dim_v;
+      const int first_col = lane() % 4 * 2, cols = a_.p.dim_v - first_col;
+      float* const to =
+          partial_row(a_, place_) + static_cast<int64_t>(row) * a_.p.dim_v + first_col;
 #pragma unroll
       for (int d = 0; d < kOut; ++d) {
-        const int col = d * 8 + lane() % 4 * 2;
-        if (col < a_.p.dim_v) to[col] = out_[r / 2][d][r % 2 * 2];
-        if (col + 1 < a_.p.dim_v) to[col + 1] = out_[r / 2][d][r % 2 * 2 + 1];
+        ptx::store_if(d * 8 < cols, to + d * 8, out_[r / 2][d][r % 2 * 2]);
+        ptx::store_if(d * 8 + 1 < cols, to + d * 8 + 1, out_[r / 2][d][r % 2 * 2 + 1]);
       }
       if (lane() % 4 == 0) {
         a_.parts.stats[first + row] = make_float2(softmax_.reference[r], softmax_.sum[r]);
@@ -185,20 +172,11 @@ class ForwardEpilogue {
   static __device__ __forceinline__ int first_row() { return thread() / 32 * 16 * kM; }
   static __device__ __forceinline__ int lane() { return thread() % 32; }
 
-  // Of a chunk `down` rows below `row`, which is less than a power of two that `down` is a multiple
-  // of, from a multiple of 8 on: what differs as chunks are exchanged is known beforehand.
-  static __device__ __forceinline__ uint32_t offset_below(int row, int down, int chunk) {
-    if constexpr (32 % kChunks != 0) return TileOut::offset(row + down, chunk);
-    return (TileOut::offset(row, chunk) ^ (down % 8 * 16)) + down * TileOut::row_bytes(0);
-  }
-
-  // Eight columns of a row, from an offset in the tile.
-  __device__ __forceinline__ uint4 load_words(uint32_t at) const {
-    uint4 words;
-    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-                 : "r"(s_q_ + at));
-    return words;
+  // Of a chunk below `row`, by `base` rows, a multiple of 8, and `down`, a constant with which
+  // `row` has no bit in common: what differs as chunks are exchanged is known beforehand.
+  static __device__ __forceinline__ uint32_t offset_below(int row, int base, int down, int chunk) {
+    if constexpr (32 % kChunks != 0) return TileOut::offset(row + base + down, chunk);
+    return (TileOut::offset(row, chunk) ^ (down % 8 * 16)) + (base + down) * TileOut::row_bytes(0);
   }
 
   const ForwardArguments& a_;

@@ -38,6 +38,10 @@ class ForwardBlock {
   static constexpr int kTileQ = kC.tile_q(), kTileKv = kC.tile_kv;
   static constexpr int kSharing = kC.key_warps;
   static constexpr int kThreads = kC.threads();
+  // Work that is done again begins with turns of the loop that only load, so that there is one
+  // place for it; but where turns are few, or have terms to read besides, questions in them would
+  // show.
+  static constexpr bool kLoadsAgain = kRead || kSharing > 1;
   using Stages = ForwardStages<Shape>;
   using TileQ = typename Stages::TileQ;
   using TileK = typename Stages::TileK;
@@ -57,35 +61,40 @@ class ForwardBlock {
 
   __device__ __forceinline__ void run() {
     if (!start()) return;
-    for (;;) {
+    for (int turn = 0;; turn = kLoadsAgain ? 0 : -2) {
       softmax_.start(bounded());
       start_sink();
       tile::clear(out_);
       settled_ = bounded();
       [[maybe_unused]] int first = kRead ? Stages::first_key(place_, 0) : 0, next = -1;
-      for (int n = 0; n < place_.count; ++n) {
-        // The first two tiles were asked for together.
-        if (n == 0) {
-          ptx::cp_async_wait<1>();
-        } else {
-          ptx::cp_async_wait<0>();
-        }
-        if (n == 0) stages_.round_queries();
-        __syncthreads();
-        if constexpr (kC.q_in_registers) {
-          if (n == 0) tile::rows_of_tile<TileQ>(q_, stages_.q(), first_row());
-          if constexpr (kBias) {
-            if (n == 0 && read_.scales_q()) read_.scale_q(q_);
+      // The first two tiles have been asked for, or are in two turns before that of the first.
+#pragma unroll 1
+      for (int n = turn; n < place_.count; ++n) {
+        if (n >= 0) {
+          if (n == 0) {
+            ptx::cp_async_wait<1>();
+          } else {
+            ptx::cp_async_wait<0>();
+          }
+          if (n == 0) stages_.round_queries();
+          __syncthreads();
+          if constexpr (kC.q_in_registers) {
+            if (n == 0) tile::rows_of_tile<TileQ>(q_, stages_.q(), first_row());
+            if constexpr (kBias) {
+              if (n == 0 && read_.scales_q()) read_.scale_q(q_);
+            }
           }
         }
-        const int stage = n % 2;
+        const int ahead = n < 0 ? n + 2 : n + 1;
         if constexpr (kRead) {
-          next = n + 1 < place_.count ? Stages::first_key(place_, n + 1) : -1;
-          if (n > 0 && next >= 0) stages_.load(place_, 1 - stage, next);
-        } else if (n > 0 && n + 1 < place_.count) {
-          stages_.load(place_, 1 - stage, Stages::first_key(place_, n + 1));
+          next = ahead < place_.count ? Stages::first_key(place_, ahead) : -1;
+          if (n != 0 && next >= 0) stages_.load(place_, ahead % 2, next);
+        } else if (n != 0 && ahead < place_.count) {
+          stages_.load(place_, ahead % 2, Stages::first_key(place_, ahead));
         }
         ptx::cp_async_commit();
+        if (n < 0) continue;
+        const int stage = n % 2;
         if (place_.careful) {
           const bool found = hide_nonfinite<T, TileV, kThreads>(stages_.v(stage));
           if (found && threadIdx.x == 0) place_.nonfinite = true;
@@ -106,7 +115,7 @@ class ForwardBlock {
       if (!__syncthreads_or(!place_.careful && !plausible())) break;
       if (threadIdx.x == 0) place_.careful = true;
       __syncthreads();
-      stages_.load_first(place_);
+      if constexpr (kLoadsAgain) stages_.load_first(place_);
     }
     if constexpr (kSharing > 1) {
       JoiningEpilogue<Shape>(a_, place_, stages_.q()).store(softmax_, out_);
