@@ -288,10 +288,8 @@ template <typename T, typename Tile>
 __device__ __forceinline__ bool holds_nonfinite(uint32_t shared, int threads) {
   bool found = false;
   for (int x = threadIdx.x; x < Tile::kRows * Tile::kChunks; x += threads) {
-    uint32_t w[4];
-    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                 : "r"(shared + Tile::offset(x / Tile::kChunks, x % Tile::kChunks)));
+    const uint4 words = load_16(shared + Tile::offset(x / Tile::kChunks, x % Tile::kChunks));
+    const uint32_t w[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
     for (int y = 0; y < 4; ++y) found |= finite_word<T>(w[y]) != w[y];
   }

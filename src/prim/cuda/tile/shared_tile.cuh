@@ -60,9 +60,7 @@ struct SharedTile {
       const int lane = this_lane();
       return Lane(lane % 8 + lane / 16 * 8, lane / 8 % 2);
     }
-    // What a lane holds of fragments: columns 2 (lane % 4) and the next of row lane / 4.
-    __device__ __forceinline__ static Lane fragments() { return fragments(this_lane() / 4); }
-    // The same of another row.
+    // What a lane holds of fragments: columns 2 (lane % 4) and the next of `row`.
     __device__ __forceinline__ static Lane fragments(int row) {
       const int lane = this_lane();
       Lane at(row, 0);

@@ -47,19 +47,11 @@ __device__ __forceinline__ void stage_rows(uint32_t shared, int row, int col,
   }
 }
 
-__device__ __forceinline__ uint4 load_staged(uint32_t shared) {
-  uint4 words;
-  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-               : "r"(shared));
-  return words;
-}
-
 // 16 bytes of a row, of which `count` values exist. `vector`: they begin on 16 bytes, and all do.
 template <typename T>
 __device__ __forceinline__ void store_staged(T* to, uint32_t shared, int count, bool vector) {
   if (vector) {
-    ptx::store_16(to, load_staged(shared));
+    ptx::store_16(to, load_16(shared));
     return;
   }
 #pragma unroll 1  // rare

@@ -336,7 +336,7 @@ class KeyGroup {
         add_to_sums<kDim>(a_.dv_sum, at, 0, fragments(dv_[m]));
       } else {
         const auto put = [&](const Rows& t, const float(&x)[kSums], float scale) {
-          store_key_rows<T>(t, place, first, a_.p.kv_len, 0,
+          store_key_rows<T>(t, place, first, a_.p.kv_len,
                             *reinterpret_cast<const Fragments(*)[1]>(&x), scale, kDim, true);
         };
         put(a_.dk, dk_[m], a_.p.scale);

@@ -386,8 +386,8 @@ class SmallKeyBlock {
       add_key_sums<kDim>(a_.dk_sum, at, keys - key, 0, dk_);
       add_key_sums<kDim>(a_.dv_sum, at, keys - key, 0, dv_);
     } else {
-      store_key_rows<T>(a_.dk, place_, key, keys, 0, dk_, a_.p.scale, a_.p.dim_qk, a_.vector_dk);
-      store_key_rows<T>(a_.dv, place_, key, keys, 0, dv_, 1, a_.p.dim_v, a_.vector_dv);
+      store_key_rows<T>(a_.dk, place_, key, keys, dk_, a_.p.scale, a_.p.dim_qk, a_.vector_dk);
+      store_key_rows<T>(a_.dv, place_, key, keys, dv_, 1, a_.p.dim_v, a_.vector_dv);
     }
   }
 

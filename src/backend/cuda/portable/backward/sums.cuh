@@ -33,7 +33,7 @@ __device__ __forceinline__ int64_t key_sum_row(const Problem& p, const Place& pl
 
 // Adds the upper or lower 8 rows of a row of fragments.
 template <int kN>
-__device__ __forceinline__ void add_halves(float4* to, const ptx::Fragment (&x)[kN], int half) {
+__device__ __forceinline__ void add_half(float4* to, const ptx::Fragment (&x)[kN], int half) {
 #pragma unroll
   for (int n = 0; n < kN; n += 2) {
     ptx::red_add_4(to + n * 32, x[n][2 * half], x[n][2 * half + 1], x[n + 1][2 * half],
@@ -56,19 +56,19 @@ __device__ __forceinline__ void add_to_sums(float* sums, int64_t row, int col,
                                             int lane = threadIdx.x % 32) {
   float4* const to = sum_at<kCols>(sums, row, col, lane);
 #pragma unroll
-  for (int r = 0; r < 2 * kM; ++r) add_halves(to + r / 2 * 4 * kCols + r % 2 * 32, x[r / 2], r % 2);
+  for (int r = 0; r < 2 * kM; ++r) add_half(to + r / 2 * 4 * kCols + r % 2 * 32, x[r / 2], r % 2);
 }
 template <int kCols, int kN>
 __device__ __forceinline__ void add_to_sums(float* sums, int64_t row, int col,
                                             const ptx::Fragment (&x)[kN]) {
   float4* const to = sum_at<kCols>(sums, row, col);
 #pragma unroll
-  for (int half = 0; half < 2; ++half) add_halves(to + half * 32, x, half);
+  for (int half = 0; half < 2; ++half) add_half(to + half * 32, x, half);
 }
 
-// The same of a warp's keys, from row `row` on, if `keys` of them, more than none, are stored: sums
-// end where whole tiles of theirs do, and a warp has no more keys than a tile. kOrder: of the keys
-// in the fragments, not in the sums.
+// The same of a warp's keys, from row `row` on, of which `keys` are stored: where there are any,
+// the sums have room for all, for they end with a whole tile of theirs. kOrder: of the keys in the
+// fragments, not in the sums.
 template <int kCols, tile::RowOrder kOrder = tile::RowOrder::kPlain, int kM, int kN>
 __device__ __forceinline__ void add_key_sums(float* sums, int64_t row, int keys, int col,
                                              const ptx::Fragment (&x)[kM][kN]) {
@@ -82,25 +82,23 @@ __device__ __forceinline__ void add_key_sums(float* sums, int64_t row, int keys,
     float4* const to = sum_at<kCols>(sums, row + first / 16 * 16, col) + first / 8 % 2 * 32 +
                        (first % 8 - lane / 4) * 4;
 #pragma unroll
-    for (int r = 0; r < 4; ++r) add_halves(to + r * 4, x[r / 2], r % 2);
+    for (int r = 0; r < 4; ++r) add_half(to + r * 4, x[r / 2], r % 2);
   }
 }
 
-// A warp's keys, from `key` on, that no other block adds to: rounded at once. Columns from `col`
-// on.
+// A warp's keys, from `key` on, that no other block adds to: rounded at once.
 template <typename T, int kM, int kN>
 __device__ __forceinline__ void store_key_rows(const Rows& t, const Place& place, int key,
-                                               int stored_keys, int col,
-                                               const ptx::Fragment (&x)[kM][kN], float scale,
-                                               int cols, bool pairs) {
+                                               int stored_keys, const ptx::Fragment (&x)[kM][kN],
+                                               float scale, int cols, bool pairs) {
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int at = key + m * 16 + half * 8 + threadIdx.x % 32 / 4;
       if (at >= stored_keys) continue;
-      tile::store_row(rows_at<T>(t, place.s, place.s.kv_row + at, place.head_kv) + col, x[m],
-                      2 * half, scale, cols - col, pairs);
+      tile::store_row(rows_at<T>(t, place.s, place.s.kv_row + at, place.head_kv), x[m], 2 * half,
+                      scale, cols, pairs);
     }
   }
 }

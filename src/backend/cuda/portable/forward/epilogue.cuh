@@ -108,8 +108,8 @@ class ForwardEpilogue {
       const uint32_t from = s_q_ + TileOut::offset(row, x % kChunks);
       if constexpr (sizeof(T) == 4) {
         tile::store_staged(to, from, a_.p.dim_v - col, a_.vector_out);
-      } else {  // from registers, or those of one kernel do not suffice
-        store_words(to, tile::load_staged(from), a_.p.dim_v - col, a_.vector_out);
+      } else {  // from registers: by the other way that of computed terms at head dim 64 spills
+        store_words(to, tile::load_16(from), a_.p.dim_v - col, a_.vector_out);
       }
     }
   }
@@ -130,8 +130,7 @@ class ForwardEpilogue {
       uint4 words[kBatch];
 #pragma unroll
       for (int x = 0; x < kBatch; ++x) {
-        words[x] =
-            tile::load_staged(s_q_ + offset_below(row, i * kRowsAtOnce, x * kRowsAtOnce, chunk));
+        words[x] = tile::load_16(s_q_ + offset_below(row, i * kRowsAtOnce, x * kRowsAtOnce, chunk));
       }
 #pragma unroll
       for (int x = 0; x < kBatch; ++x) {

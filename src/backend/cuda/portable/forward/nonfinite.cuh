@@ -14,10 +14,9 @@ __device__ __forceinline__ bool hide_nonfinite(uint32_t shared) {
   bool found = false;
   for (int x = threadIdx.x; x < Tile::kRows * Tile::kChunks; x += kThreads) {
     const uint32_t at = shared + Tile::offset(x / Tile::kChunks, x % Tile::kChunks);
-    uint32_t w[4], clean[4];
-    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                 : "r"(at));
+    const uint4 words = tile::load_16(at);
+    const uint32_t w[4] = {words.x, words.y, words.z, words.w};
+    uint32_t clean[4];
     bool here = false;
 #pragma unroll
     for (int y = 0; y < 4; ++y) {
