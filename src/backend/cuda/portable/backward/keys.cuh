@@ -161,6 +161,7 @@ class KeyBlock {
       const int chunk = share() * kChunk;
       if (first_key() >= place_.rungs[n % 4].keys) {  // so say the warps that share the keys
         store_nothing(s_ds_ + ds_stage(n), chunk);
+        ptx::barrier_sync(1 + warp() / kShare, 32 * kShare);  // all pass the same barriers
         return;
       }
       const Seen seen = seen_by_warp(n, chunk);

@@ -66,7 +66,7 @@ class ShortQueries {
         dout_(a.dout, batch, row, head, a.p.dim_v),
         out_(a.out, batch, row, head, a.p.dim_v),
         lse_(batch * narrow(a.lse.batch) + head * narrow(a.lse.head) +
-             (row + threadIdx.x % 16) * narrow(a.lse.row)) {}
+             (row + threadIdx.x % 32) * narrow(a.lse.row)) {}
 
   __device__ __forceinline__ void move(int rows, int heads) {
     q_.move(rows, heads);
@@ -78,8 +78,8 @@ class ShortQueries {
     q_.load(to, rows);
     dout_.load(to + kDout, rows);
     out_.load(to + kOut, rows);
-    const int r = threadIdx.x % 16;
-    if (r < rows) ptx::cp_async_4(to + kLse + r * 4, a_.lse.data + lse_);
+    const int r = threadIdx.x % 32;
+    if (r < min(rows, 16)) ptx::cp_async_4(to + kLse + r * 4, a_.lse.data + lse_);
   }
 
   // Of row r, with its product out . dout.
@@ -92,7 +92,7 @@ class ShortQueries {
  private:
   const BackwardArguments& a_;
   LaneRows<T, kDim> q_, dout_, out_;
-  int lse_;  // of row lane % 16
+  int lse_;  // of row `lane`, if that is one of the sixteen
 };
 
 // Sixteen rows of a tile as operands of products.
