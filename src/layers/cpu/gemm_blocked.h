@@ -2,51 +2,56 @@
 // float.
 //
 // The contraction is cut into chunks short enough for a panel of b to stay in the first cache.
-// Where all of b fits in the shared scratch it is packed there once and every tile of c reads it:
-// that is a projection, b being the weights. Where the contraction is long (a weight's gradient
-// sums over all rows) each tile packs what it needs, chunk by chunk. A handful of rows are dot
-// products.
+// Where all of b fits in the shared scratch it is packed there once, in strips of columns: that is
+// a projection, b being the weights. Whoever packs a strip multiplies rows with it, from its own
+// caches, and helps others when no strip is left (prim/cpu/strips.h). Where the contraction is long
+// (a weight's gradient sums over all rows) each tile packs what it needs, chunk by chunk. A handful
+// of rows are dot products (gemm_few_rows.h).
 #pragma once
 
 #include <concepts>
 
-#include "layers/cpu/element.h"
+#include "layers/cpu/gemm_few_rows.h"
 #include "layers/cpu/kernels.h"
 #include "prim/cpu/matrix.h"
+#include "prim/cpu/strips.h"
 #include "prim/cpu/thread_pool.h"
 
 namespace fovea::FOVEA_ISA {
 
-using layers::cpu::Gemm;
 using layers::cpu::GemmScratch;
 
 template <typename T, typename M>
 class BlockedGemm {
   using Elem = typename M::Elem;
+  using FewRows = FewRowsGemm<T>;
 
   static constexpr int64_t kChunk = sizeof(Elem) == 4 ? 256 : 512;  // a panel of b: 32 KB
-  static constexpr int64_t kPackColumns = 64;                       // of one packing task
-  static constexpr int64_t kTileRows = 128, kTileColumns = 512;     // b packed once
+  static constexpr int64_t kPackColumns = 64;                       // packed at once
   static constexpr int64_t kOwnRows = 256, kOwnColumns = 256;       // b packed by tile
-  // Tiles for each thread, at least: cores are not equally fast at all times. Fewer where each tile
-  // packs its rows.
-  static constexpr int64_t kTilesOfThread = M::kLeftIsRows && sizeof(T) == sizeof(Elem) ? 8 : 3;
+  // Of tiles where b is packed by strips: a strip stays in the second cache while rows pass. Wider
+  // where each tile packs its rows.
+  static constexpr bool kRowsAsTheyLie = M::kLeftIsRows && sizeof(T) == sizeof(Elem);
+  static constexpr int64_t kTileRows = 128, kTileColumns = kRowsAsTheyLie ? 128 : 512;
+  // Tiles for each thread, at least: cores are not equally fast at all times.
+  static constexpr int64_t kTilesOfThread = kRowsAsTheyLie ? 8 : 3;
   // Rows that meet b at once: with short vectors so few that a chunk of them stays in the first
   // cache while b passes. Those that lie side by side are packed so, at each depth.
   static constexpr int64_t kRowsNear = kLanes == 4 && M::kLeftIsRows ? 16 : kOwnRows;
   static constexpr int64_t kSideBySide = kLanes == 4 && M::kTransposedLeftIsAView ? 32 : kOwnRows;
-  static constexpr int kRowsAhead = 8;  // asked for while some are packed
-  static constexpr int64_t kFewRows = 4;
-  static constexpr int64_t kLeastColumns = 256;  // that one packing of b should cover
+  static constexpr int kRowsAhead = 8;           // asked for while some are packed
+  static constexpr int64_t kLeastColumns = 512;  // that one packing of b should cover
+  static constexpr int64_t kMostStrips = 1024;
 
-  static constexpr int64_t kTileFloats = kTileRows * kTileColumns;
-  static_assert(kTileFloats >= kOwnRows * kOwnColumns && sizeof(T) <= sizeof(Elem));
+  static constexpr int64_t kTileFloats = kOwnRows * kOwnColumns;
+  static_assert(kTileFloats >= kTileRows * kTileColumns && sizeof(T) <= sizeof(Elem));
   static_assert(kPackColumns % M::kColumnAlign == 0 && kChunk % M::kDepthAlign == 0);
   static_assert(kTileRows % M::kRowAlign == 0 && kOwnRows % M::kRowAlign == 0);
   static_assert(kTileRows <= kOwnRows);
 
  public:
-  static constexpr size_t kSharedScratch = size_t{4} << 20;
+  static constexpr size_t kPackedScratch = size_t{8} << 20;
+  static constexpr size_t kSharedScratch = kPackedScratch + kMostStrips * kStripBytes;
   static constexpr size_t kWorkerScratch =
       kTileFloats * sizeof(float) + (kOwnRows + kOwnColumns + kPackColumns) * kChunk * sizeof(Elem);
 
@@ -99,14 +104,14 @@ class BlockedGemm {
     return g;
   }
 
-  static bool is_few(const Gemm& g) { return g.batch * g.rows <= kFewRows && g.b.depth == 1; }
-
   // A product whose b is too large for the shared scratch: by columns that fit, or, where those
   // would be too few, packing by tile.
   static void run_alone(const Gemm& m, int threads, const GemmScratch& scratch) {
-    if (is_few(m)) return run_few_rows(m, threads);
+    if (FewRows::takes(m)) return FewRows::run(m, threads);
     const int64_t column = packed_bytes(m) / packed_columns(m);
-    const int64_t fit = static_cast<int64_t>(kSharedScratch) / column / kPackColumns * kPackColumns;
+    const int64_t fit =
+        least(static_cast<int64_t>(kPackedScratch) / column / kPackColumns, kMostStrips) *
+        kPackColumns;
     if (fit < kLeastColumns) return run_with_own_packing(m, threads, scratch);
     for (int64_t first = 0; first < m.cols; first += fit) {
       Gemm piece = m;
@@ -124,69 +129,74 @@ class BlockedGemm {
   struct Group {
     static constexpr int64_t kMost = 16;
     Gemm gemms[kMost];
-    int64_t count = 0, bytes = 0;
+    int64_t count = 0, bytes = 0, columns = 0;
     int64_t packed[kMost] = {};   // byte offset of b
-    int64_t columns[kMost] = {};  // of a tile
+    int64_t wide = kTileColumns;  // of a strip
 
     bool take(const Gemm& g) {
-      if (count == kMost || is_few(g)) return false;
-      const int64_t more = up(packed_bytes(g), 64);
-      if (bytes + more > static_cast<int64_t>(kSharedScratch)) return false;
+      if (count == kMost || FewRows::takes(g)) return false;
+      const int64_t more = up(packed_bytes(g), 64), wider = up(g.cols, kPackColumns);
+      if (bytes + more > static_cast<int64_t>(kPackedScratch)) return false;
+      if (columns + wider > kMostStrips * kPackColumns) return false;
       gemms[count] = g;
       packed[count++] = bytes;
       bytes += more;
+      columns += wider;
       return true;
+    }
+
+    int64_t strips_of(int64_t g) const { return parts(gemms[g].cols, wide); }
+    static int64_t tiles_of_strip(const Gemm& m) { return m.batch * parts(m.rows, kTileRows); }
+    int64_t strips() const {
+      int64_t sum = 0;
+      for (int64_t g = 0; g < count; ++g) sum += strips_of(g);
+      return sum;
+    }
+    int64_t tiles() const {
+      int64_t sum = 0;
+      for (int64_t g = 0; g < count; ++g) sum += strips_of(g) * tiles_of_strip(gemms[g]);
+      return sum;
+    }
+
+    struct Strip {
+      const Gemm& m;
+      int64_t packed;          // byte offset of b
+      int64_t first, columns;  // in m
+
+      // What is packed at once: of a chunk.
+      int64_t packs() const { return parts(columns, kPackColumns); }
+      StripSize size() const { return {chunk_count(m) * packs(), tiles_of_strip(m)}; }
+    };
+    Strip strip_at(int64_t n) const {
+      int64_t g = 0;
+      for (; n >= strips_of(g); ++g) n -= strips_of(g);
+      return {gemms[g], packed[g], n * wide, least(wide, gemms[g].cols - n * wide)};
     }
   };
 
-  // The product that item `n` belongs to, n becoming its number there.
-  template <typename Count>
-  static int64_t find(const Count& items, int64_t& n) {
-    int64_t g = 0;
-    while (n >= items(g)) n -= items(g++);
-    return g;
-  }
-
   static void run_group(Group& group, int threads, const GemmScratch& scratch) {
-    const auto packs = [&](int64_t g) {
-      return chunk_count(group.gemms[g]) * parts(group.gemms[g].cols, kPackColumns);
+    // Narrower strips where there would be too few tiles for the threads.
+    while (group.tiles() < kTilesOfThread * threads && group.wide > kPackColumns) group.wide /= 2;
+    const auto packed_at = [&](const typename Group::Strip& s, int64_t n, int64_t col) {
+      auto* const packed = reinterpret_cast<Elem*>(scratch.shared + s.packed);
+      return packed + chunk_depth(s.m, n) * packed_columns(s.m) + col * chunk_at(s.m, n).padded();
     };
-    const auto total = [&](const auto& items) {
-      int64_t sum = 0;
-      for (int64_t g = 0; g < group.count; ++g) sum += items(g);
-      return sum;
+    const auto pack = [&](int64_t strip, int64_t piece, int worker) {
+      const auto s = group.strip_at(strip);
+      const int64_t n = piece / s.packs(), from = piece % s.packs() * kPackColumns;
+      pack_b(s.m, chunk_at(s.m, n), s.first + from, least(kPackColumns, s.columns - from),
+             packed_at(s, n, s.first + from), gathered_of(scratch, worker));
     };
-    parallel_for(total(packs), threads, [&](int64_t item, int worker) {
-      const int64_t g = find(packs, item);
-      const Gemm& m = group.gemms[g];
-      const int64_t n = item % chunk_count(m), first = item / chunk_count(m) * kPackColumns;
-      auto* const packed = reinterpret_cast<Elem*>(scratch.shared + group.packed[g]);
-      pack_b(m, chunk_at(m, n), first, least(kPackColumns, m.cols - first),
-             packed + chunk_depth(m, n) * packed_columns(m) + first * chunk_at(m, n).padded(),
-             gathered_of(scratch, worker));
-    });
-
-    // Narrower tiles where there would be too few for the threads.
-    for (int64_t g = 0; g < group.count; ++g) group.columns[g] = kTileColumns;
-    const auto tiles = [&](int64_t g) {
-      const Gemm& m = group.gemms[g];
-      return m.batch * parts(m.rows, kTileRows) * parts(m.cols, group.columns[g]);
+    const auto multiply = [&](int64_t strip, int64_t tile, int worker) {
+      const auto s = group.strip_at(strip);
+      const int64_t down = parts(s.m.rows, kTileRows);
+      const Tile t{tile / down, tile % down * kTileRows, kTileRows, s.first, s.columns};
+      make_tile(s.m, clipped(s.m, t), worker, scratch,
+                [&](int64_t n, const Tile& at) { return packed_at(s, n, at.col); });
     };
-    while (total(tiles) < kTilesOfThread * threads && group.columns[0] > kPackColumns) {
-      for (int64_t g = 0; g < group.count; ++g) group.columns[g] /= 2;
-    }
-    parallel_for(total(tiles), threads, [&](int64_t item, int worker) {
-      const int64_t g = find(tiles, item);
-      const Gemm& m = group.gemms[g];
-      const int64_t wide = group.columns[g], across = parts(m.cols, wide);
-      const int64_t down = parts(m.rows, kTileRows);
-      const Tile tile{item / across / down, item / across % down * kTileRows, kTileRows,
-                      item % across * wide, wide};
-      const auto* const packed = reinterpret_cast<const Elem*>(scratch.shared + group.packed[g]);
-      make_tile(m, clipped(m, tile), worker, scratch, [&](int64_t n, const Tile& t) {
-        return packed + chunk_depth(m, n) * packed_columns(m) + t.col * chunk_at(m, n).padded();
-      });
-    });
+    parallel_strips(
+        group.strips(), threads, scratch.shared + kPackedScratch,
+        [&](int64_t strip) { return group.strip_at(strip).size(); }, pack, multiply);
   }
 
   static void run_with_own_packing(const Gemm& m, int threads, const GemmScratch& scratch) {
@@ -286,7 +296,7 @@ class BlockedGemm {
     const int rows = static_cast<int>(t.rows), length = static_cast<int>(chunk.length);
     const int padded = static_cast<int>(chunk.padded());
     if (m.a.depth != 1) return transposed_left(m, a, rows, length, padded, own);
-    if constexpr (M::kLeftIsRows && sizeof(T) == sizeof(Elem)) {
+    if constexpr (kRowsAsTheyLie) {
       if (length == padded && rows % M::kRowAlign == 0) return M::left(a, m.a.row);
     }
     for (int r = 0; r < rows; ++r) {
@@ -361,43 +371,6 @@ class BlockedGemm {
         if (m.add) x = x + load_up_to(to + n, left);
         store_up_to(to + n, x, left);
       }
-    }
-  }
-
-  // Each column of b is read once, as it lies, and meets every row.
-  static void run_few_rows(const Gemm& m, int threads) {
-    parallel_for(parts(m.cols, kPackColumns), threads, [&](int64_t item, int) {
-      const int64_t end = least(m.cols, (item + 1) * kPackColumns);
-      for (int64_t n = item * kPackColumns; n < end; ++n) column(m, n);
-    });
-  }
-
-  static void column(const Gemm& m, int64_t n) {
-    const T* const b = static_cast<const T*>(m.b.data) + n * m.b.col;
-    for (int64_t row = 0; row < m.batch * m.rows; ++row) {
-      const int64_t batch = row / m.rows, r = row % m.rows;
-      const T* const a = static_cast<const T*>(m.a.data) + batch * m.a.batch + r * m.a.row;
-      Vec sums[4] = {zero(), zero(), zero(), zero()};
-      for (int64_t t = 0; t < m.blocks; ++t) {
-        dot(a + t * m.a.block, b + t * m.b.block, m.depth, sums);
-      }
-      float x = sum((sums[0] + sums[1]) + (sums[2] + sums[3])) * static_cast<float>(m.scale);
-      if (m.bias != nullptr) x += value_of(static_cast<const T*>(m.bias)[n]);
-      T* const to = static_cast<T*>(m.c) + batch * m.c_batch + r * m.c_row + n * m.c_col;
-      put(to, m.add ? value_of(*to) + x : x);
-    }
-  }
-
-  static void dot(const T* a, const T* b, int64_t depth, Vec (&sums)[4]) {
-    int64_t k = 0;
-    for (; k + 4 * kLanes <= depth; k += 4 * kLanes) {
-      for (int i = 0; i < 4; ++i) {
-        sums[i] = fma(load(a + k + i * kLanes), load(b + k + i * kLanes), sums[i]);
-      }
-    }
-    for (; k < depth; k += kLanes) {
-      const int left = static_cast<int>(depth - k);
-      sums[0] = fma(load_up_to(a + k, left), load_up_to(b + k, left), sums[0]);
     }
   }
 };
