@@ -39,9 +39,9 @@ class ForwardBlock {
   static constexpr int kSharing = kC.key_warps;
   static constexpr int kThreads = kC.threads();
   // Work that is done again begins with turns of the loop that only load, so that there is one
-  // place for it; but where turns are few, or have terms to read besides, questions in them would
-  // show.
-  static constexpr bool kLoadsAgain = kRead || kSharing > 1;
+  // place for it; but where turns are few or short, or have terms to read besides, questions in
+  // them would show.
+  static constexpr bool kLoadsAgain = kRead || kSharing > 1 || kC.dim_qk <= 32;
   using Stages = ForwardStages<Shape>;
   using TileQ = typename Stages::TileQ;
   using TileK = typename Stages::TileK;
