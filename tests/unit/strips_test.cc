@@ -1,5 +1,5 @@
-// Work in strips: each is prepared once and before its parts, each part is done once, and who has
-// no strip helps.
+// Work in strips: all of one is prepared before its parts, everything is done once, and who has no
+// strip helps.
 #include "prim/cpu/strips.h"
 
 #include <gtest/gtest.h>

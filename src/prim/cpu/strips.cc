@@ -44,7 +44,7 @@ class Strips {
   }
 
  private:
-  // Does what there is to do; whether that was all, for nothing has to be waited for.
+  // Does what can be done, and says whether nothing is left: false while others prepare the strip.
   bool go_on_with(int64_t strip, int worker) const {
     Strip& s = all_[strip];
     const StripSize size = work_.size(work_.context, strip);
