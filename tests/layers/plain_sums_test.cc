@@ -25,18 +25,18 @@ float projected(const std::vector<float>& x, const TensorView& weight, const Ten
 
 // One key to a token: attention gives its value, and all that is left are the projections.
 TEST(PlainSums, RunInOrder) {
-  constexpr int64_t kTokens = 50, kEmbed = 300, kDim = 64;
+  constexpr int64_t kRows = 50, kEmbed = 300, kDim = 64;
   SelfAttentionOptions options;
   options.embed_dim = kEmbed;
   options.num_heads = 1;
   options.head_dim = kDim;
   options.dtype = DType::kF32;
-  const LayerShape shape{.batch = kTokens, .q_len = 1, .use = LayerUse::kTraining};
+  const LayerShape shape{.batch = kRows, .q_len = 1, .use = LayerUse::kTraining};
   const auto plan = make_layer(options, shape, Device::cpu(), kPlainFormula);
   ASSERT_TRUE(plan.ok()) << plan.status().message();
   TensorStore store(DType::kF32);
   LayerInputs in;
-  in.query = store.normal({kTokens, 1, kEmbed}, 1);
+  in.query = store.normal({kRows, 1, kEmbed}, 1);
   FusedWeights w;
   w.qkv = store.normal({3 * kDim, kEmbed}, 1);
   w.qkv_bias = store.normal({3 * kDim}, 1);
@@ -44,7 +44,7 @@ TEST(PlainSums, RunInOrder) {
   w.out_bias = store.normal({kEmbed}, 1);
   Trial<FusedWeights> trial(*plan, store, in, w);
   trial.run();
-  for (int64_t t = 0; t < kTokens; ++t) {
+  for (int64_t t = 0; t < kRows; ++t) {
     std::vector<float> x(kEmbed), v(kDim);
     for (int64_t i = 0; i < kEmbed; ++i) {
       x[static_cast<size_t>(i)] = static_cast<float>(element(in.query, t * kEmbed + i));
@@ -59,7 +59,7 @@ TEST(PlainSums, RunInOrder) {
   }
   for (int64_t i = 0; i < kEmbed; ++i) {
     float sum = 0;
-    for (int64_t t = 0; t < kTokens; ++t) {
+    for (int64_t t = 0; t < kRows; ++t) {
       sum += static_cast<float>(element(trial.back.dout, t * kEmbed + i));
     }
     ASSERT_EQ(element(trial.back.dweights.out_bias, i), sum) << "gradient of bias " << i;

@@ -29,10 +29,10 @@ class BlockedGemm {
   static constexpr int64_t kChunk = sizeof(Elem) == 4 ? 256 : 512;  // a panel of b: 32 KB
   static constexpr int64_t kPackColumns = 64;                       // packed at once
   static constexpr int64_t kOwnRows = 256, kOwnColumns = 256;       // b packed by tile
-  // Of tiles where b is packed by strips: a strip stays in the second cache while rows pass. Wider
-  // where each tile packs its rows.
+  // Of tiles where b is packed by strips. Where tiles do not pack their rows, strips are so narrow
+  // that one stays in the second cache while rows pass.
+  static constexpr int64_t kTileRows = 128, kTileColumns = 512, kNarrowColumns = 128;
   static constexpr bool kRowsAsTheyLie = M::kLeftIsRows && sizeof(T) == sizeof(Elem);
-  static constexpr int64_t kTileRows = 128, kTileColumns = kRowsAsTheyLie ? 128 : 512;
   // Tiles for each thread, at least: cores are not equally fast at all times.
   static constexpr int64_t kTilesOfThread = kRowsAsTheyLie ? 8 : 3;
   // Rows that meet b at once: with short vectors so few that a chunk of them stays in the first
@@ -130,14 +130,15 @@ class BlockedGemm {
     static constexpr int64_t kMost = 16;
     Gemm gemms[kMost];
     int64_t count = 0, bytes = 0, columns = 0;
-    int64_t packed[kMost] = {};   // byte offset of b
-    int64_t wide = kTileColumns;  // of a strip
+    int64_t packed[kMost] = {};                                     // byte offset of b
+    int64_t wide = kRowsAsTheyLie ? kNarrowColumns : kTileColumns;  // of a strip
 
     bool take(const Gemm& g) {
       if (count == kMost || FewRows::takes(g)) return false;
       const int64_t more = up(packed_bytes(g), 64), wider = up(g.cols, kPackColumns);
       if (bytes + more > static_cast<int64_t>(kPackedScratch)) return false;
       if (columns + wider > kMostStrips * kPackColumns) return false;
+      if (g.a.depth != 1) wide = kTileColumns;
       gemms[count] = g;
       packed[count++] = bytes;
       bytes += more;
