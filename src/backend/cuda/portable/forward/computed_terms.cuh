@@ -77,59 +77,71 @@ class ComputedTerms {
   // cap and RunningSoftmax::weigh in one. Below a quarter of the bound tanh is a cubic (to 7.8e-6
   // of the bound), below half of it the series of cap, both with factors that take scores to log2
   // units besides. They are polynomials in what the square of a score lacks to that of the limit,
-  // whose sign tells that the score is below it. 16 rows at a time, for want of registers.
-  template <int kN>
+  // whose sign tells that the score is below it. `use` is called with the weights in `scores`: no
+  // branch lies between most weights and their use, so the two go on side by side.
+  template <int kN, typename Use>
   __device__ __forceinline__ void cap_and_weigh(RunningSoftmax<kM>& softmax,
-                                                ptx::Fragment (&scores)[kM][kN]) const {
+                                                ptx::Fragment (&scores)[kM][kN], Use use) const {
     constexpr float kCubic1 = 9.9984342e-01f, kCubic3 = -3.2319887e-01f;
     constexpr float kMostBound = 64;  // of larger ones the cubic would not be near enough
     float unit = p_.softcap * kLog2e, scale = p_.scale_of_cap;
     asm volatile("" : "+f"(unit), "+f"(scale));  // what follows is not kept, for the same reason
     const float quarter = p_.softcap > kMostBound ? 0.0f : 0.25f * p_.softcap * p_.inverse_scale;
     const float square = quarter * quarter;
+    ptx::Fragment lacks[kM][kN];
+    uint32_t below = kSign;
 #pragma unroll
-    for (int m = 0; m < kM; ++m) {
-      ptx::Fragment lacks[1][kN];
-      uint32_t below = kSign;
-#pragma unroll
-      for (int i = 0; i < 4 * kN; ++i) {
-        const float x = scores[m][i / 4][i % 4];
-        lacks[0][i / 4][i % 4] = fmaf(x, x, -square);
-        below &= __float_as_uint(lacks[0][i / 4][i % 4]);
-      }
-      if (__all_sync(0xffffffffu, below != 0)) {
-        const float first = unit * scale * (kCubic1 + kCubic3 / 16);
-        const float third = unit * scale * scale * scale * kCubic3;
-        softmax.weigh_tile(m, scores[m], [&](int i, float x, float minus_base) {
-          return fmaf(fmaf(third, lacks[0][i / 4][i % 4], first), x, minus_base);
-        });
-        continue;
-      }
-      const float half = 0.5f * p_.softcap * p_.inverse_scale, farther = square - half * half;
-      below = kSign;
-      tile::map(lacks, [&](float x) {
-        below &= __float_as_uint(x + farther);
-        return x + farther;
-      });
-      if (__all_sync(0xffffffffu, below != 0)) {
-        const float four = 4 * scale, powers = unit * four;
-        const float first = powers * (kTanhSeries1 + 4 * kTanhSeries3 + 16 * kTanhSeries5);
-        const float third = powers * four * four * (kTanhSeries3 + 8 * kTanhSeries5);
-        const float fifth = powers * four * four * four * four * kTanhSeries5;
-        softmax.weigh_tile(m, scores[m], [&](int i, float x, float minus_base) {
-          const float z = lacks[0][i / 4][i % 4];
-          return fmaf(fmaf(fmaf(fifth, z, third), z, first), x, minus_base);
-        });
-      } else {
-        softmax.weigh_tile(m, scores[m], [&](int, float x, float minus_base) {
-          return fmaf(tanh_for<T>(x * scale), unit, minus_base);
-        });
-      }
+    for (int i = 0; i < 4 * kM * kN; ++i) {
+      const float x = at(scores, i);
+      at(lacks, i) = fmaf(x, x, -square);
+      below &= __float_as_uint(at(lacks, i));
     }
+    const auto weigh = [&](auto exponent) {
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        softmax.weigh_tile(m, scores[m], [&](int i, float x, float minus_base) {
+          return exponent(x, lacks[m][i / 4][i % 4], minus_base);
+        });
+      }
+    };
+    if (__all_sync(0xffffffffu, below != 0)) {
+      const float first = unit * scale * (kCubic1 + kCubic3 / 16);
+      const float third = unit * scale * scale * scale * kCubic3;
+      weigh([&](float x, float z, float minus_base) {
+        return fmaf(fmaf(third, z, first), x, minus_base);
+      });
+      use();
+      return;
+    }
+    const float half = 0.5f * p_.softcap * p_.inverse_scale, farther = square - half * half;
+    below = kSign;
+    tile::map(lacks, [&](float x) {
+      below &= __float_as_uint(x + farther);
+      return x + farther;
+    });
+    if (__all_sync(0xffffffffu, below != 0)) {
+      const float four = 4 * scale, powers = unit * four;
+      const float first = powers * (kTanhSeries1 + 4 * kTanhSeries3 + 16 * kTanhSeries5);
+      const float third = powers * four * four * (kTanhSeries3 + 8 * kTanhSeries5);
+      const float fifth = powers * four * four * four * four * kTanhSeries5;
+      weigh([&](float x, float z, float minus_base) {
+        return fmaf(fmaf(fmaf(fifth, z, third), z, first), x, minus_base);
+      });
+    } else {
+      weigh([&](float x, float, float minus_base) {
+        return fmaf(tanh_for<T>(x * scale), unit, minus_base);
+      });
+    }
+    use();
   }
 
  private:
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+
+  template <int kN>
+  static __device__ __forceinline__ float& at(ptx::Fragment (&c)[kM][kN], int i) {
+    return c[i / (4 * kN)][i / 4 % kN][i % 4];
+  }
 
   // Scores as quarters of the bound: x is 4 scale q . k / softcap. Whether all of the warp's are
   // below half of the bound, as most are. Two exponentials a score are more than the SM's special

@@ -58,6 +58,9 @@ struct ForwardConfig {
   // Whether blocks that all run at once come in rounds, a block an SM, every other one the other
   // way round: the shortest of a causal mask beside the longest.
   constexpr bool in_rounds() const { return key_warps > 1 || dim_qk == 16; }
+  // Turns of the loop over keys are so short that it shows in their schedule how code around them
+  // is written.
+  constexpr bool short_turns() const { return dim_qk <= 32; }
   constexpr int tile_q() const { return warps / key_warps * 16 * m_tiles; }
   constexpr int shared_bytes() const {
     return (tile_q() + kStages * tile_kv) * shared_row_bytes(products, dim_qk) +

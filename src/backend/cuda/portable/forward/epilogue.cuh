@@ -162,13 +162,13 @@ class ForwardEpilogue {
   }
 
  private:
-  // Where there are few, by branches: at head dim 32 the schedule of the loop over keys, which
-  // knows nothing of this, is 3 % better with them.
+  // By branches where the schedule of the loop over keys, which knows nothing of this, is 3 %
+  // better with them.
   static __device__ __forceinline__ void put(bool there, float* to, float x) {
-    if constexpr (kOut > 4) {
-      ptx::store_if(there, to, x);
-    } else {
+    if constexpr (kC.short_turns()) {
       if (there) *to = x;
+    } else {
+      ptx::store_if(there, to, x);
     }
   }
 

@@ -28,7 +28,7 @@ class ForwardBlock {
   static constexpr ForwardConfig kC = Shape::kConfig;
   static constexpr bool kAnyTerms = kC.terms == Terms::kAny;
   static constexpr bool kComputed = kC.terms == Terms::kComputed;
-  // Where registers allow, softcap is applied in one go with the weights, and ALiBi apart from it.
+  // Where registers allow, softcap is applied in one go with the weights, by code of its own.
   static constexpr bool kApart = kComputed && kC.dim_qk <= 64;
   static constexpr bool kBias = kC.terms == Terms::kBias, kMask = kC.terms == Terms::kMask;
   static constexpr bool kRead = kBias || kMask;
@@ -41,7 +41,7 @@ class ForwardBlock {
   // Work that is done again begins with turns of the loop that only load, so that there is one
   // place for it; but where turns are few or short, or have terms to read besides, questions in
   // them would show.
-  static constexpr bool kLoadsAgain = kRead || kSharing > 1 || kC.dim_qk <= 32;
+  static constexpr bool kLoadsAgain = kRead || kSharing > 1 || kC.short_turns();
   using Stages = ForwardStages<Shape>;
   using TileQ = typename Stages::TileQ;
   using TileK = typename Stages::TileK;
@@ -203,7 +203,7 @@ class ForwardBlock {
     // each, code that is fetched for the first time takes longer than such looks.
     constexpr bool kBold = !kAnyTerms && (kSharing == 1 || (kSharing == 2 && kC.dim_qk <= 32));
     // Small head dims spend so little on a chunk that a question at each would show.
-    constexpr bool kTight = kBold && kC.dim_qk <= 32;
+    constexpr bool kTight = kBold && kC.dim_qk <= 64;
     // Warps without rows, or whose rows see nothing of the tile, must not hold up the others.
     if (kTight && sight.hides(first, first + kTileKv)) return;
     bool bets = kBold;
@@ -211,7 +211,7 @@ class ForwardBlock {
     int c = kChunks - 1 - share();
     // Whether chunk c and those before it ask no questions.
     const auto clear = [&] {
-      return kTight && settled_ && !place_.careful &&
+      return kTight && bets && settled_ && !place_.careful &&
              sight.shows(first, first + (c + 1) * kC.chunk_kv);
     };
 #pragma unroll 1
@@ -220,11 +220,7 @@ class ForwardBlock {
       if (kTight && sight.hides(begin, begin + kC.chunk_kv)) continue;
       const bool all = sight.shows(begin, begin + kC.chunk_kv);
       if (!kTight && bets && settled_ && all && !place_.careful) {
-        if (kApart && computed().alibi()) {
-          add_chunk<false, kC.chunk_kv, true>(s_k, s_v, chunk, begin, all);
-        } else {
-          add_chunk<false, kC.chunk_kv>(s_k, s_v, chunk, begin, all);
-        }
+        add_chunk<false, kC.chunk_kv>(s_k, s_v, chunk, begin, all);
         continue;
       }
       // In smaller steps, for a mask and a look at the reference need registers too.
@@ -236,9 +232,15 @@ class ForwardBlock {
       }
       if constexpr (kBold) settled_ = settled();
     }
-    if constexpr (kTight && kMayBeBounded) {
+    if constexpr (kTight && kMayBeBounded && kC.short_turns()) {
       if (a_.products_are_exponents) {
         add_clear_chunks<true>(s_k, s_v, c, first);
+        return;
+      }
+    }
+    if constexpr (kTight && kApart) {
+      if (!computed().alibi()) {
+        add_capped_chunks(s_k, s_v, c);
         return;
       }
     }
@@ -251,7 +253,20 @@ class ForwardBlock {
 #pragma unroll 1
     for (; c >= 0; c -= kSharing) {
       const int chunk = c * kC.chunk_kv;
-      add_chunk<false, kC.chunk_kv, false, kExponents>(s_k, s_v, chunk, first + chunk, true);
+      add_chunk<false, kC.chunk_kv, kExponents>(s_k, s_v, chunk, first + chunk, true);
+    }
+  }
+
+  // The same with softcap, in steps so small that one vote is enough for the scores of all rows.
+  __device__ __forceinline__ void add_capped_chunks(uint32_t s_k, uint32_t s_v, int c) {
+    constexpr int kStep = 32;
+#pragma unroll 1
+    for (int at = (c + 1) * kC.chunk_kv - kStep; at >= 0; at -= kStep) {
+      ptx::Fragment scores[kM][kStep / 8];
+      tile::dot_fragments<T, TileK>(scores, q_, s_k, at);
+      computed().cap_and_weigh(softmax_, scores, [&] {
+        tile::add_weighted_rows<T, TileV>(out_, scores, s_v, at, false);
+      });
     }
   }
 
@@ -366,12 +381,12 @@ class ForwardBlock {
   }
 
   // kCareful: some row may not see some key (unless `all`), or the reference may have to move.
-  // kAlibi: what a computed term is where the two have code of their own; softcap otherwise.
-  // kExponents: as of RunningSoftmax.
-  template <bool kCareful, int kKeys, bool kAlibi = false, bool kExponents = false>
+  // Otherwise a computed term is ALiBi where softcap has code of its own. kExponents: as of
+  // RunningSoftmax.
+  template <bool kCareful, int kKeys, bool kExponents = false>
   __device__ __forceinline__ void add_chunk(uint32_t s_k, uint32_t s_v, int chunk, int first,
                                             bool all) {
-    const bool alibi = kCareful || !kApart ? kComputed && computed().alibi() : kAlibi;
+    const bool alibi = kComputed && ((kApart && !kCareful) || computed().alibi());
     const float to_log2 = kAnyTerms             ? kLog2e
                           : kComputed && !alibi ? a_.p.softcap * kLog2e
                                                 : a_.p.scale * kLog2e;
@@ -387,8 +402,7 @@ class ForwardBlock {
       tile::add_dot_rows<T, TileQ, TileK>(scores, stages_.q(), first_row(), s_k, chunk);
     }
     const ScoreRows<T, kM, kSharing> rows(a_.p, place_);
-    constexpr bool kOneGo = kApart && !kAlibi && !kCareful;
-    if constexpr (kComputed && !kOneGo) {
+    if constexpr (kComputed) {
       if (!alibi) computed().cap(scores);
     }
     if constexpr (kAnyTerms) rows.apply_terms(scores, first);
@@ -396,8 +410,6 @@ class ForwardBlock {
       if (!all) rows.hide_unseen(scores, first);
       if (!bounded()) softmax_.look(scores, out_, to_log2);
       softmax_.weigh(scores, to_log2);
-    } else if constexpr (kOneGo) {
-      computed().cap_and_weigh(softmax_, scores);
     } else {
       constexpr int kMixed = kC.width == Width::kCrowded ? (kExponents ? 3 : 1) : 0;
       softmax_.template weigh<kMixed, kExponents>(scores, to_log2);

@@ -49,7 +49,7 @@ class ForwardStages {
     }
     ptx::wait_for_earlier_kernels();
     if (place.rows <= 0) return false;
-    load_queries<T, TileQ, kThreads, kFewRows || kC.dim_qk <= 32>(
+    load_queries<T, TileQ, kThreads, kFewRows || kC.short_turns()>(
         s_q_, a_.q, place, a_.p.group, place.span, place.rows, a_.p.dim_qk, a_.vector_qk,
         whole_fragments<TileQ>(place.rows));
     load_first(place);
