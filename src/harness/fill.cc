@@ -1,7 +1,11 @@
 // The values of a case's inputs, by data family.
 #include "harness/fill.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <thread>
+#include <vector>
 
 #include "base/half.h"
 #include "harness/random.h"
@@ -15,7 +19,21 @@ void store(Bf16* p, double x) { *p = to_bf16(static_cast<float>(x)); }
 void store(F16* p, double x) { *p = to_f16(static_cast<float>(x)); }
 void store(bool* p, double x) { *p = x != 0; }
 
-// Calls value(i0, i1, i2, i3, flat) for every element, flat being its contiguous index. Ranks below
+// Calls part(begin, end) for parts of [0, lines), of `length` elements each, on as many threads as
+// are worth starting. They are not the library's, which are measured.
+template <typename Part>
+void in_parts(int64_t lines, int64_t length, const Part& part) {
+  constexpr int64_t kLeastElements = int64_t{1} << 20;  // of a thread
+  const int64_t cores = std::max(1u, std::thread::hardware_concurrency());
+  const int64_t parts = std::clamp<int64_t>(lines * length / kLeastElements, 1, cores);
+  std::vector<std::jthread> others;
+  for (int64_t i = 1; i < parts; ++i) {
+    others.emplace_back([=, &part] { part(lines * i / parts, lines * (i + 1) / parts); });
+  }
+  part(0, lines / parts);
+}
+
+// Element [a][b][c][d] becomes value(b, c, d, flat), flat being its contiguous index. Ranks below
 // four are padded in front.
 template <typename T, typename Value>
 void fill_typed(const TensorView& t, const Value& value) {
@@ -24,18 +42,15 @@ void fill_typed(const TensorView& t, const Value& value) {
     sizes[static_cast<size_t>(4 - t.rank + i)] = t.sizes[static_cast<size_t>(i)];
     strides[static_cast<size_t>(4 - t.rank + i)] = t.strides[static_cast<size_t>(i)];
   }
-  auto* data = static_cast<T*>(t.data);
-  uint64_t flat = 0;
-  for (int64_t a = 0; a < sizes[0]; ++a) {
-    for (int64_t b = 0; b < sizes[1]; ++b) {
-      for (int64_t c = 0; c < sizes[2]; ++c) {
-        T* row = data + a * strides[0] + b * strides[1] + c * strides[2];
-        for (int64_t d = 0; d < sizes[3]; ++d) {
-          store(row + d * strides[3], value(b, c, d, flat++));
-        }
-      }
+  in_parts(sizes[0] * sizes[1] * sizes[2], sizes[3], [&](int64_t begin, int64_t end) {
+    for (int64_t line = begin; line < end; ++line) {
+      const int64_t c = line % sizes[2], b = line / sizes[2] % sizes[1];
+      const int64_t a = line / (sizes[2] * sizes[1]);
+      T* at = static_cast<T*>(t.data) + a * strides[0] + b * strides[1] + c * strides[2];
+      auto flat = static_cast<uint64_t>(line * sizes[3]);
+      for (int64_t d = 0; d < sizes[3]; ++d) store(at + d * strides[3], value(b, c, d, flat++));
     }
-  }
+  });
 }
 
 template <typename Value>
