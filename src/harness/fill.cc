@@ -1,13 +1,11 @@
 // The values of a case's inputs, by data family.
 #include "harness/fill.h"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
-#include <thread>
-#include <vector>
 
 #include "base/half.h"
+#include "harness/chunks.h"
 #include "harness/random.h"
 
 namespace fovea::harness {
@@ -19,20 +17,6 @@ void store(Bf16* p, double x) { *p = to_bf16(static_cast<float>(x)); }
 void store(F16* p, double x) { *p = to_f16(static_cast<float>(x)); }
 void store(bool* p, double x) { *p = x != 0; }
 
-// Calls part(begin, end) for parts of [0, lines), of `length` elements each, on as many threads as
-// are worth starting. They are not the library's, which are measured.
-template <typename Part>
-void in_parts(int64_t lines, int64_t length, const Part& part) {
-  constexpr int64_t kLeastElements = int64_t{1} << 20;  // of a thread
-  const int64_t cores = std::max(1u, std::thread::hardware_concurrency());
-  const int64_t parts = std::clamp<int64_t>(lines * length / kLeastElements, 1, cores);
-  std::vector<std::jthread> others;
-  for (int64_t i = 1; i < parts; ++i) {
-    others.emplace_back([=, &part] { part(lines * i / parts, lines * (i + 1) / parts); });
-  }
-  part(0, lines / parts);
-}
-
 // Element [a][b][c][d] becomes value(b, c, d, flat), flat being its contiguous index. Ranks below
 // four are padded in front.
 template <typename T, typename Value>
@@ -42,7 +26,7 @@ void fill_typed(const TensorView& t, const Value& value) {
     sizes[static_cast<size_t>(4 - t.rank + i)] = t.sizes[static_cast<size_t>(i)];
     strides[static_cast<size_t>(4 - t.rank + i)] = t.strides[static_cast<size_t>(i)];
   }
-  in_parts(sizes[0] * sizes[1] * sizes[2], sizes[3], [&](int64_t begin, int64_t end) {
+  for_chunks(sizes[0] * sizes[1] * sizes[2], sizes[3], [&](int64_t begin, int64_t end) {
     for (int64_t line = begin; line < end; ++line) {
       const int64_t c = line % sizes[2], b = line / sizes[2] % sizes[1];
       const int64_t a = line / (sizes[2] * sizes[1]);

@@ -1,13 +1,11 @@
 // Tensors of a layer.
 #include "harness/layer_tensors.h"
 
-#include <algorithm>
 #include <cstring>
-#include <thread>
 
+#include "harness/chunks.h"
 #include "harness/layer_weights.h"
 #include "harness/random.h"
-#include "prim/cpu/thread_pool.h"
 
 namespace fovea::harness {
 namespace {
@@ -16,16 +14,10 @@ size_t bytes_of(const TensorView& t) {
   return static_cast<size_t>(t.elements() * dtype_bytes(t.dtype));
 }
 
-// Every element depends on the key and its own index, so that threads may share the work: the
-// weights of the largest models have a thousand million.
 void fill_normal(const TensorView& t, double deviation, uint64_t key) {
-  constexpr int64_t kChunk = 1 << 16;
   const TensorView row = flat(t);
-  const int64_t count = row.elements();
-  const auto threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  parallel_for((count + kChunk - 1) / kChunk, threads, [&](int64_t chunk, int) {
-    const int64_t end = std::min(count, (chunk + 1) * kChunk);
-    for (int64_t i = chunk * kChunk; i < end; ++i) {
+  for_chunks(row.elements(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
       write_element(row, deviation * normal(hash64(key + static_cast<uint64_t>(i))), i);
     }
   });

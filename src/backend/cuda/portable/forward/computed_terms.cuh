@@ -85,16 +85,19 @@ class ComputedTerms {
     constexpr float kCubic1 = 9.9984342e-01f, kCubic3 = -3.2319887e-01f;
     constexpr float kMostBound = 64;  // of larger ones the cubic would not be near enough
     float unit = p_.softcap * kLog2e, scale = p_.scale_of_cap;
-    asm volatile("" : "+f"(unit), "+f"(scale));  // what follows is not kept, for the same reason
+    asm volatile("" : "+f"(unit), "+f"(scale));  // or what follows would be kept in registers
     const float quarter = p_.softcap > kMostBound ? 0.0f : 0.25f * p_.softcap * p_.inverse_scale;
     const float square = quarter * quarter;
     ptx::Fragment lacks[kM][kN];
     uint32_t below = kSign;
 #pragma unroll
-    for (int i = 0; i < 4 * kM * kN; ++i) {
-      const float x = at(scores, i);
-      at(lacks, i) = fmaf(x, x, -square);
-      below &= __float_as_uint(at(lacks, i));
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int i = 0; i < 4 * kN; ++i) {
+        const float x = scores[m][i / 4][i % 4], lack = fmaf(x, x, -square);
+        lacks[m][i / 4][i % 4] = lack;
+        below &= __float_as_uint(lack);
+      }
     }
     const auto weigh = [&](auto exponent) {
 #pragma unroll
@@ -137,11 +140,6 @@ class ComputedTerms {
 
  private:
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
-
-  template <int kN>
-  static __device__ __forceinline__ float& at(ptx::Fragment (&c)[kM][kN], int i) {
-    return c[i / (4 * kN)][i / 4 % kN][i % 4];
-  }
 
   // Scores as quarters of the bound: x is 4 scale q . k / softcap. Whether all of the warp's are
   // below half of the bound, as most are. Two exponentials a score are more than the SM's special
