@@ -172,7 +172,7 @@ struct ForwardState {
   }
 
   // Vectors of weights made side by side: with vectors so short that many follow, more.
-  static constexpr int kWeightsAtOnce = kLanes == 4 ? 4 : 2;
+  static constexpr int kWeightsAtOnce = kLanes == 4 ? 8 : 2;
 
   // One row of scores to weights; the sums so far move to the new max.
   template <typename StoreWeights>
@@ -196,14 +196,14 @@ struct ForwardState {
     const bool dropout = a.drop_threshold != 0;
     if (dropout) kept_weights(a, head, row, {columns.first, columns.from, to_pad}, s.keep);
 
-    const Vec c = broadcast(to_log2), minus_base = broadcast(-base);
-    Vec sums[kWeightsAtOnce];
-    for (Vec& total : sums) total = zero();
-    const auto weigh = [&]<int kCount>(int from) {
+    const Vec c = broadcast(to_log2);
+    const Addend minus_base(-base);
+    Vec sums[2] = {zero(), zero()};
+    const auto weigh = [&]<int kCount>(int from) FOVEA_INLINED {
       Vec p[kCount];
       for (int i = 0; i < kCount; ++i) p[i] = fma(load(x + from + i * kLanes), c, minus_base);
       exp2<M::kExp2>(p);
-      for (int i = 0; i < kCount; ++i) sums[i] = sums[i] + p[i];
+      for (int i = 0; i < kCount; ++i) sums[i % 2] = sums[i % 2] + p[i];
       for (int i = 0; i < kCount; ++i) {
         if (dropout) p[i] = p[i] * load(s.keep + from + i * kLanes);
         put(from + i * kLanes, p[i]);
@@ -214,6 +214,10 @@ struct ForwardState {
       for (; j + kWeightsAtOnce * kLanes <= to_pad; j += kWeightsAtOnce * kLanes) {
         weigh.template operator()<kWeightsAtOnce>(j);
       }
+      if (j + 4 * kLanes <= to_pad) {
+        weigh.template operator()<4>(j);
+        j += 4 * kLanes;
+      }
     }
     for (; j < to_pad; j += 2 * kLanes) weigh.template operator()<2>(j);
     if (new_max != old_max) {
@@ -223,8 +227,7 @@ struct ForwardState {
       float* const acc = s.acc + int64_t{r} * dv_pad;
       for (int d = 0; d < dv_pad; d += kLanes) store(acc + d, load(acc + d) * broadcast(shrink));
     }
-    for (int i = 1; i < kWeightsAtOnce; ++i) sums[0] = sums[0] + sums[i];
-    s.l[r] += sum(sums[0]);
+    s.l[r] += sum(sums[0] + sums[1]);
   }
 
   // The NaN and Inf that were left out of the packed V, for the rows that give them weight.

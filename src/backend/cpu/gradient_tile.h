@@ -90,8 +90,9 @@ class GradientTile {
     const int to_pad = round_up(columns.to, M::kColumnAlign);
     for (int r = 0; r < rows_; ++r) {
       logits(r, columns);
+      const Addend minus_lse(-lse[r]);
       for (int j = columns.from; j < to_pad; j += kLanes) {
-        const Vec p = exp2<M::kExp2>(exponent<Scores::kAny>(r, j, lse[r]));
+        const Vec p = exp2<M::kExp2>(exponent<Scores::kAny>(r, j, minus_lse));
         Vec ds;
         gradient<Scores::kAny>(r, j, p, delta[r], ds);
         store(s_.dp + at(r, j), ds);
@@ -205,10 +206,9 @@ class GradientTile {
   // What 2 is raised to for the weights of one vector. Logits leave lse before they are scaled: the
   // difference is exact where it matters.
   template <Scores kScores>
-  FOVEA_INLINE Vec exponent(int r, int j, float lse) const {
-    const Vec s = load(s_.scores + at(r, j));
-    return kScores != Scores::kAny || !terms_ ? fma(s, broadcast(to_log2_), broadcast(-lse))
-                                              : (s - broadcast(lse)) * broadcast(to_log2_);
+  FOVEA_INLINE Vec exponent(int r, int j, const Addend& minus_lse) const {
+    const Vec s = load(s_.scores + at(r, j)), c = broadcast(to_log2_);
+    return kScores != Scores::kAny || !terms_ ? fma(s, c, minus_lse) : (s + Vec(minus_lse)) * c;
   }
 
   // From the weights p of one vector: those that dropout leaves, and the gradient of the score
@@ -248,29 +248,41 @@ class GradientTile {
     }
   }
 
+  // Columns side by side: with vectors so short that many follow, more.
+  static constexpr int kVectorsAtOnce = kLanes == 4 ? 2 : 1;
+
   // Rows past the live ones are operand padding: zeros.
   template <Scores kScores, bool kAllLive>
   FOVEA_INLINE void four_rows_of_weights(int r, int live, const float* lse, const float* delta,
                                          int from, int to_pad) {
-    for (int j = from; j < to_pad; j += kLanes) {
-      Vec p[4], ds[4];
-      for (int x = 0; x < 4; ++x) {
-        p[x] = kAllLive || x < live ? exponent<kScores>(r + x, j, lse[r + x]) : zero();
-      }
-      exp2<M::kExp2>(p);
-      for (int x = 0; x < 4; ++x) {
-        if (!kAllLive && x >= live) {
-          p[x] = ds[x] = zero();
-          continue;
-        }
-        p[x] = gradient<kScores>(r + x, j, p[x], delta[r + x], ds[x]);
-        if (kScores == Scores::kAny && a_.softcap > 0) {
-          ds[x] = where_differ(ds[x], zero(), ds[x] * load(s_.slopes + x * kTileKv + j));
-        }
-        if constexpr (!kInPlace) M::store_left(s_.ds_left, kScoreStride, r + x, j, ds[x]);
-      }
-      M::store_right(s_.p_right, kTileQ, r, j, p);
-      M::store_right(s_.ds_right, kTileQ, r, j, ds);
+    static_assert(M::kColumnAlign % (kVectorsAtOnce * kLanes) == 0);
+    const auto lives = [=](int x) { return kAllLive || x < live; };
+    const auto minus_lse = [=](int x) { return Addend(lives(x) ? -lse[r + x] : 0); };
+    const Addend minus[4] = {minus_lse(0), minus_lse(1), minus_lse(2), minus_lse(3)};
+    for (int first = from; first < to_pad; first += kVectorsAtOnce * kLanes) {
+      Vec weights[kVectorsAtOnce * 4];
+      each<kVectorsAtOnce * 4>([&](int i) FOVEA_INLINED {
+        const int x = i % 4, j = first + i / 4 * kLanes;
+        weights[i] = lives(x) ? exponent<kScores>(r + x, j, minus[x]) : zero();
+      });
+      exp2<M::kExp2>(weights);
+      each<kVectorsAtOnce>([&](int vector) FOVEA_INLINED {
+        const int j = first + vector * kLanes;
+        Vec p[4], ds[4];
+        each<4>([&](int x) FOVEA_INLINED {
+          if (!lives(x)) {
+            p[x] = ds[x] = zero();
+            return;
+          }
+          p[x] = gradient<kScores>(r + x, j, weights[vector * 4 + x], delta[r + x], ds[x]);
+          if (kScores == Scores::kAny && a_.softcap > 0) {
+            ds[x] = where_differ(ds[x], zero(), ds[x] * load(s_.slopes + x * kTileKv + j));
+          }
+          if constexpr (!kInPlace) M::store_left(s_.ds_left, kScoreStride, r + x, j, ds[x]);
+        });
+        M::store_right(s_.p_right, kTileQ, r, j, p);
+        M::store_right(s_.ds_right, kTileQ, r, j, ds);
+      });
     }
   }
 

@@ -9,3 +9,4 @@
 #endif
 
 #define FOVEA_INLINE [[gnu::always_inline]] inline
+#define FOVEA_INLINED __attribute__((always_inline))  // of a lambda

@@ -12,3 +12,17 @@
 #else
 #include "prim/cpu/simd_baseline.h"
 #endif
+
+#ifndef FOVEA_ISA_NEON
+namespace fovea::FOVEA_ISA {
+
+// A number that many fma() add.
+struct Addend {
+  constexpr explicit Addend(float x) : value(x) {}
+  FOVEA_INLINE operator Vec() const { return broadcast(value); }
+
+  float value;
+};
+
+}  // namespace fovea::FOVEA_ISA
+#endif

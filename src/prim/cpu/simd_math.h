@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <utility>
 
 #include "prim/cpu/simd.h"
 
@@ -11,25 +12,32 @@ namespace fovea::FOVEA_ISA {
 // f32 sums would not: lse is theirs.
 enum class Exp2 { kF32, kBf16 };
 
-// Polynomials for 2^f without the constant term, which is one, from the highest power down: minimax
+// Polynomials for 2^f, from the highest power down to the constant term, which is one: minimax
 // fits over [0, 1], or [-1/2, 1/2] where that is what fraction() gives. Their largest relative
 // errors are 2e-9 and 3.6e-6. The second agrees with itself at the two ends, so that scores all
 // alike, which may come as f near either, get weights all alike.
 template <Exp2 kExact>
 constexpr auto kExp2Powers = [] {
-  using Six = std::array<float, 6>;
-  using Four = std::array<float, 4>;
+  const auto addends = [](auto... x) { return std::array{Addend(x)..., Addend(1.0f)}; };
   if constexpr (kExact == Exp2::kF32) {
-    return kFractionIsCentred ? Six{1.535336201e-4f, 1.339887445e-3f, 9.618437358e-3f,
-                                    5.550332471e-2f, 2.402264791e-1f, 6.931472029e-1f}
-                              : Six{2.161292068e-4f, 1.246784464e-3f, 9.675451554e-3f,
-                                    5.548528209e-2f, 2.402293086e-1f, 6.931470633e-1f};
+    return kFractionIsCentred ? addends(1.535336201e-4f, 1.339887445e-3f, 9.618437358e-3f,
+                                        5.550332471e-2f, 2.402264791e-1f, 6.931472029e-1f)
+                              : addends(2.161292068e-4f, 1.246784464e-3f, 9.675451554e-3f,
+                                        5.548528209e-2f, 2.402293086e-1f, 6.931470633e-1f);
   } else {
     return kFractionIsCentred
-               ? Four{9.661083707e-3f, 5.596266186e-2f, 2.402297796e-1f, 6.931168430e-1f}
-               : Four{1.355574723e-2f, 5.203236901e-2f, 2.413797629e-1f, 6.930321208e-1f};
+               ? addends(9.661083707e-3f, 5.596266186e-2f, 2.402297796e-1f, 6.931168430e-1f)
+               : addends(1.355574723e-2f, 5.203236901e-2f, 2.413797629e-1f, 6.930321208e-1f);
   }
 }();
+
+// f(0) .. f(kCount - 1), with no loop left: arrays that a loop or an asm stands beside may
+// otherwise stay in memory.
+template <int kCount, typename F>
+FOVEA_INLINE void each(const F& f) {
+  [&]<int... i>(std::integer_sequence<int, i...>) FOVEA_INLINED { (f(i), ...); }
+  (std::make_integer_sequence<int, kCount>());
+}
 
 // 2^x of each, with 2^0 = 1 exactly, 2^-inf = 0, NaN kept. Step by step through all of them: a CPU
 // that looks few instructions ahead waits for one chain of dependent ones, not for several.
@@ -37,14 +45,13 @@ template <Exp2 kExact, int kCount>
 FOVEA_INLINE void exp2(Vec (&x)[kCount]) {
   constexpr auto& powers = kExp2Powers<kExact>;
   Vec f[kCount], p[kCount];
-  for (int i = 0; i < kCount; ++i) x[i] = bounded_exponent(x[i]);
-  for (int i = 0; i < kCount; ++i) f[i] = fraction(x[i]);
-  for (int i = 0; i < kCount; ++i) p[i] = broadcast(powers[0]);
-  for (size_t power = 1; power < powers.size(); ++power) {
-    for (int i = 0; i < kCount; ++i) p[i] = fma(p[i], f[i], broadcast(powers[power]));
-  }
-  for (int i = 0; i < kCount; ++i) p[i] = fma(p[i], f[i], broadcast(1.0f));
-  for (int i = 0; i < kCount; ++i) x[i] = scale_by_exponent(p[i], x[i]);
+  each<kCount>([&](int i) FOVEA_INLINED { x[i] = bounded_exponent(x[i]); });
+  each<kCount>([&](int i) FOVEA_INLINED { f[i] = fraction(x[i]); });
+  each<kCount>([&](int i) FOVEA_INLINED { p[i] = fma(powers[0], f[i], powers[1]); });
+  each<powers.size() - 2>([&](size_t power) FOVEA_INLINED {
+    each<kCount>([&](int i) FOVEA_INLINED { p[i] = fma(p[i], f[i], powers[power + 2]); });
+  });
+  each<kCount>([&](int i) FOVEA_INLINED { x[i] = scale_by_exponent(p[i], x[i]); });
 }
 template <Exp2 kExact>
 FOVEA_INLINE Vec exp2(Vec x) {

@@ -76,6 +76,21 @@ FOVEA_INLINE void store_first(Bf16* p, Vec x, int n) { store_first_words(p, narr
 FOVEA_INLINE void store_first(F16* p, Vec x, int n) { store_first_words(p, narrow_f16(x), n); }
 
 FOVEA_INLINE Vec fma(Vec a, Vec b, Vec c) { return vfmaq_f32(c, a, b); }
+// A number that many fma() add. FMLA adds to the register that holds it, so there it must be anew
+// each time: copied from another, as the compiler would, which takes the time of an FMLA, or
+// loaded, which takes no vector unit's.
+struct Addend {
+  constexpr explicit Addend(float x) : lanes{x, x, x, x} {}
+  FOVEA_INLINE operator Vec() const { return load(lanes); }
+
+  alignas(Vec) float lanes[kLanes];
+};
+FOVEA_INLINE Vec fma(Vec a, Vec b, const Addend& c) {
+  Vec sum;
+  asm("ldr %q0, %3\n\tfmla %0.4s, %1.4s, %2.4s" : "=&w"(sum) : "w"(a), "w"(b), "m"(c.lanes));
+  return sum;
+}
+
 // Of a number and NaN the number, so that one bad score does not unsettle the base of the others.
 FOVEA_INLINE Vec max(Vec a, Vec b) { return vmaxnmq_f32(a, b); }
 FOVEA_INLINE Vec min(Vec a, Vec b) { return vminnmq_f32(a, b); }
