@@ -170,7 +170,11 @@ class Forward {
   }
 
   static void pack_queries(State& t, const Job& job) {
+    constexpr int kRowsAhead = 8;
     for (int r = job.row; r < job.row + job.rows; ++r) {
+      if (r + kRowsAhead < job.row + job.rows) {
+        prefetch_to_read(t.q_row(r + kRowsAhead), t.a.dim_qk);
+      }
       M::pack_left_row(t.s.q, t.dq_pad, r, t.q_row(r), t.a.dim_qk, t.dq_pad);
     }
   }
@@ -198,7 +202,9 @@ class Forward {
       for (int r = 0; r < t.count; ++r) {
         float* const s = buffers.scores + r * kStride;
         for (int x = keys; x < padded; ++x) s[x] = kMinusInf;
-        t.softmax_row(r, s, {j, 0, keys}, padded, [=](int x, Vec p) { store(s + x, p); });
+        const Columns columns{j, 0, keys};
+        t.softmax_row(r, t.largest_logit(r, s, columns, padded), s, columns, padded,
+                      [=](int x, Vec p) { store(s + x, p); });
       }
       in_row_groups(t.count, [&]<int kRows>(int r) {
         stream_value_rows<kRows>(t.s.acc + int64_t{r} * t.dv_pad, t.dv_pad,

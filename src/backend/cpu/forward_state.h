@@ -162,8 +162,12 @@ struct ForwardState {
     M::template multiply<false>(s.scores + job.columns.from, kScoreStride, job.rows, width, dq_pad,
                                 queries_of(job), keys_of(job.columns.from), dq_pad);
     Elem* const weights = job.weights;
+    float top[kTileQ];  // of all rows first: what one row waits for, others need not
     for (int r = 0; r < job.rows; ++r) {
-      softmax_row(job.row + r, s.scores + r * kScoreStride, job.columns, job.to_pad,
+      top[r] = largest_logit(job.row + r, s.scores + r * kScoreStride, job.columns, job.to_pad);
+    }
+    for (int r = 0; r < job.rows; ++r) {
+      softmax_row(job.row + r, top[r], s.scores + r * kScoreStride, job.columns, job.to_pad,
                   [=](int j, Vec p) { M::store_left(weights, kScoreStride, r, j, p); });
     }
     M::template multiply<true>(s.acc + int64_t{job.row} * dv_pad, dv_pad, job.rows, dv_pad, width,
@@ -174,9 +178,8 @@ struct ForwardState {
   // Vectors of weights made side by side: with vectors so short that many follow, more.
   static constexpr int kWeightsAtOnce = kLanes == 4 ? 8 : 2;
 
-  // One row of scores to weights; the sums so far move to the new max.
-  template <typename StoreWeights>
-  FOVEA_INLINE void softmax_row(int r, float* x, Columns columns, int to_pad, StoreWeights put) {
+  // One row of scores to logits, but for their scale where that is all; the largest, in log2 units.
+  FOVEA_INLINE float largest_logit(int r, float* x, Columns columns, int to_pad) const {
     const Row& row = s.rows[r];
     if (terms) apply_score_terms<T>(a, head, row, columns, x, nullptr);
     if (!row.sees_all(columns.first + columns.from, columns.first + to_pad)) {
@@ -189,12 +192,20 @@ struct ForwardState {
       top2 = max(top2, load(x + j + kLanes));
     }
     for (; j < to_pad; j += kLanes) top = max(top, load(x + j));
-    const float block_max = largest(max(top, top2)) * to_log2;
+    return largest(max(top, top2)) * to_log2;
+  }
+
+  // One row of logits to weights; the sums so far move to the new reference.
+  template <typename StoreWeights>
+  FOVEA_INLINE void softmax_row(int r, float block_max, const float* x, Columns columns, int to_pad,
+                                StoreWeights put) {
     const float old_max = s.m[r];
-    const float new_max = block_max > old_max ? block_max : old_max;
+    // A reference need not be the largest: sums move only where scores outgrew it by far.
+    constexpr float kFar = 8;
+    const float new_max = block_max > old_max + kFar ? block_max : old_max;
     const float base = new_max == kMinusInf ? 0 : new_max;
     const bool dropout = a.drop_threshold != 0;
-    if (dropout) kept_weights(a, head, row, {columns.first, columns.from, to_pad}, s.keep);
+    if (dropout) kept_weights(a, head, s.rows[r], {columns.first, columns.from, to_pad}, s.keep);
 
     const Vec c = broadcast(to_log2);
     const Addend minus_base(-base);
@@ -209,7 +220,7 @@ struct ForwardState {
         put(from + i * kLanes, p[i]);
       }
     };
-    j = columns.from;
+    int j = columns.from;
     if constexpr (kWeightsAtOnce > 2) {
       for (; j + kWeightsAtOnce * kLanes <= to_pad; j += kWeightsAtOnce * kLanes) {
         weigh.template operator()<kWeightsAtOnce>(j);
@@ -220,8 +231,10 @@ struct ForwardState {
       }
     }
     for (; j < to_pad; j += 2 * kLanes) weigh.template operator()<2>(j);
-    if (new_max != old_max) {
-      const float shrink = old_max == kMinusInf ? 0 : exp2_scalar(old_max - new_max);
+    if (new_max != old_max && old_max == kMinusInf) {
+      s.m[r] = new_max;  // nothing has been summed
+    } else if (new_max != old_max) {
+      const float shrink = exp2_scalar(old_max - new_max);
       s.l[r] *= shrink;
       s.m[r] = new_max;
       float* const acc = s.acc + int64_t{r} * dv_pad;

@@ -26,7 +26,7 @@ struct MatrixF32 {
   static constexpr int kCutTileQ = kLanes == 16 ? 32 : 16;
   static constexpr int kTileKv = 256;
   static constexpr int kStreamRows = 4;
-  static constexpr int kRowsPerTask = kLanes == 16 ? 1024 : 512;
+  static constexpr int kRowsPerTask = kLanes == 8 ? 512 : 1024;
   // Both operands of each of the backward pass's products, and the scores, stay in the nearest
   // cache.
   static constexpr int kBackwardTileQ = 64;
@@ -34,6 +34,9 @@ struct MatrixF32 {
   static constexpr int kBackwardCutTileQ = kCutTileQ;
   static constexpr int kRowsAtOnce =
       kVectorRegisters == 16 ? 6 : 8;  // accumulators: 12 of 16, or 16 of 32 registers
+
+  // Rows asked for ahead of the one that is packed, where that is known to pay.
+  static constexpr int kRowsAhead = kLanes == 4 ? 16 : 0;
 
   struct Left {
     const float* data;
@@ -89,6 +92,7 @@ struct MatrixF32 {
                          int cols) {
     Vec worst[2] = {zero(), zero()};  // 0 x is 0, or NaN when x is not finite
     for (int k = 0; k < depth_pad; ++k) {
+      ask_for_row(src, stride, k, depth, cols);
       float* to = dst + k * kPanel;
       for (int c = 0; c < cols; c += kPanel, to += static_cast<int64_t>(depth_pad) * kPanel) {
         for (int half = 0; half < 2; ++half) {
@@ -107,6 +111,7 @@ struct MatrixF32 {
   static void pack_right_transposed(float* dst, const T* src, int64_t stride, int cols, int depth,
                                     int depth_pad) {
     for (int c = 0; c < cols; c += kPanel, dst += static_cast<int64_t>(depth_pad) * kPanel) {
+      for (int i = 0; i < kPanel; ++i) ask_for_row(src, stride, c + i, cols, depth);
       for (int part = 0; part < kPanel; part += kLanes) {
         for (int k = 0; k < depth_pad; k += kLanes) {
           Vec rows[kLanes];
@@ -169,6 +174,13 @@ struct MatrixF32 {
   }
 
  private:
+  // While `row` of `rows` is packed.
+  template <typename T>
+  FOVEA_INLINE static void ask_for_row(const T* src, int64_t stride, int row, int rows, int n) {
+    if (kRowsAhead == 0 || row + kRowsAhead >= rows) return;
+    prefetch_to_read(src + (row + kRowsAhead) * stride, n);
+  }
+
   // c_panel: from kPanel columns of c to the next.
   template <bool kAccumulate, typename AnyLeft>
   FOVEA_INLINE static void panels(float* c, int64_t ldc, int64_t c_panel, int rows, int cols,

@@ -3,6 +3,8 @@
 
 #include <arm_neon.h>
 
+#include <type_traits>
+
 #include "base/half.h"
 #include "prim/cpu/first_words.h"
 #include "prim/cpu/isa_namespace.h"
@@ -80,7 +82,13 @@ FOVEA_INLINE Vec fma(Vec a, Vec b, Vec c) { return vfmaq_f32(c, a, b); }
 // each time: copied from another, as the compiler would, which takes the time of an FMLA, or
 // loaded, which takes no vector unit's.
 struct Addend {
-  constexpr explicit Addend(float x) : lanes{x, x, x, x} {}
+  constexpr explicit Addend(float x) {
+    if (std::is_constant_evaluated()) {
+      for (float& lane : lanes) lane = x;
+    } else {
+      store(lanes, broadcast(x));  // whole: a load would have to wait for parts
+    }
+  }
   FOVEA_INLINE operator Vec() const { return load(lanes); }
 
   alignas(Vec) float lanes[kLanes];
