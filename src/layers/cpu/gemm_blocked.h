@@ -26,9 +26,12 @@ class BlockedGemm {
   using Elem = typename M::Elem;
   using FewRows = FewRowsGemm<T>;
 
-  static constexpr int64_t kChunk = sizeof(Elem) == 4 ? 256 : 512;  // a panel of b: 32 KB
-  static constexpr int64_t kPackColumns = 64;                       // packed at once
-  static constexpr int64_t kOwnRows = 256, kOwnColumns = 256;       // b packed by tile
+  // Of the contraction: a panel of b is 32 KB, with short vectors 16 KB and rows as they lie are
+  // few (kRowsNear); there only what is packed is cut shorter.
+  static constexpr int64_t kChunk = kLanes == 4 || sizeof(Elem) != 4 ? 512 : 256;
+  static constexpr int64_t kPackedChunk = sizeof(Elem) == 4 ? 256 : 512;
+  static constexpr int64_t kPackColumns = 64;                  // packed at once
+  static constexpr int64_t kOwnRows = 256, kOwnColumns = 256;  // b packed by tile
   // Of tiles where b is packed by strips. Where tiles do not pack their rows, strips are so narrow
   // that one stays in the second cache while rows pass.
   static constexpr int64_t kTileRows = 128, kTileColumns = 512, kNarrowColumns = 128;
@@ -37,7 +40,7 @@ class BlockedGemm {
   static constexpr int64_t kTilesOfThread = kRowsAsTheyLie ? 8 : 3;
   // Rows that meet b at once: with short vectors so few that a chunk of them stays in the first
   // cache while b passes. Those that lie side by side are packed so, at each depth.
-  static constexpr int64_t kRowsNear = kLanes == 4 && M::kLeftIsRows ? 16 : kOwnRows;
+  static constexpr int64_t kRowsNear = kLanes == 4 && M::kLeftIsRows ? 8 : kOwnRows;
   static constexpr int64_t kSideBySide = kLanes == 4 && M::kTransposedLeftIsAView ? 32 : kOwnRows;
   static constexpr int kRowsAhead = 8;           // asked for while some are packed
   static constexpr int64_t kLeastColumns = 512;  // that one packing of b should cover
@@ -46,6 +49,7 @@ class BlockedGemm {
   static constexpr int64_t kTileFloats = kOwnRows * kOwnColumns;
   static_assert(kTileFloats >= kTileRows * kTileColumns && sizeof(T) <= sizeof(Elem));
   static_assert(kPackColumns % M::kColumnAlign == 0 && kChunk % M::kDepthAlign == 0);
+  static_assert(kPackedChunk % M::kDepthAlign == 0 && kPackedChunk <= kChunk);
   static_assert(kTileRows % M::kRowAlign == 0 && kOwnRows % M::kRowAlign == 0);
   static_assert(kTileRows <= kOwnRows);
 
@@ -79,15 +83,17 @@ class BlockedGemm {
     int64_t block = 0, first = 0, length = 0;
     int64_t padded() const { return up(length, M::kDepthAlign); }
   };
-  static int64_t chunk_count(const Gemm& g) { return g.blocks * parts(g.depth, kChunk); }
+  static int64_t longest_chunk(const Gemm& g) { return g.a.depth == 1 ? kChunk : kPackedChunk; }
+  static int64_t chunk_count(const Gemm& g) { return g.blocks * parts(g.depth, longest_chunk(g)); }
   static Chunk chunk_at(const Gemm& g, int64_t n) {
-    const int64_t each = parts(g.depth, kChunk), first = n % each * kChunk;
-    return {n / each, first, least(kChunk, g.depth - first)};
+    const int64_t longest = longest_chunk(g);
+    const int64_t each = parts(g.depth, longest), first = n % each * longest;
+    return {n / each, first, least(longest, g.depth - first)};
   }
   // Where the packed columns of a chunk begin, in elements for each column of b.
   static int64_t chunk_depth(const Gemm& g, int64_t n) {
-    const int64_t each = parts(g.depth, kChunk);
-    return n / each * up(g.depth, M::kDepthAlign) + n % each * kChunk;
+    const int64_t longest = longest_chunk(g), each = parts(g.depth, longest);
+    return n / each * up(g.depth, M::kDepthAlign) + n % each * longest;
   }
   static int64_t packed_columns(const Gemm& g) { return up(g.cols, M::kColumnAlign); }
   static int64_t packed_bytes(const Gemm& g) {
