@@ -60,7 +60,10 @@ BackwardCut cut_backward(const AttentionProblem& p, const KernelSizes& sizes, in
   const int64_t heads = std::max<int64_t>(1, p.batch * p.head_kv);
   const int64_t blocks = std::max<int64_t>(1, ceil_div(p.kv_len, sizes.backward_tile_kv));
   if (threads > 1 && heads < int64_t{3} * threads) {
-    cut.parts = std::min(ceil_div(int64_t{4} * threads, heads), blocks);
+    // Each part packs its queries and sums its own dq: few parts where heads alone are shared
+    // evenly, but some, for cores are not equally fast at all times.
+    const int64_t tasks = heads % threads == 0 ? 2 : 4;  // of each thread
+    cut.parts = std::min(ceil_div(tasks * threads, heads), blocks);
   }
   cut.keys = round_up(ceil_div(p.kv_len, cut.parts), sizes.backward_tile_kv);
   cut.parts = std::max<int64_t>(1, ceil_div(p.kv_len, std::max<int64_t>(cut.keys, 1)));

@@ -121,7 +121,9 @@ class Backward {
 
   void query_head(int64_t h) {
     const int64_t head_q = head_.kv * a_.group + h;
-    for (int64_t i = 0; i < q_len_; i += kTileQ) pack_queries(head_q, i);
+    for (int64_t i = 0; i < q_len_; i += kTileQ) {
+      if (meets_keys(h, i)) pack_queries(head_q, i);
+    }
     for (int64_t x = 0; x < q_len_ * n_.qk_cols; x += kLanes) store(s_.dq + x, zero());
     for (int64_t j = task_.key_begin; j < task_.key_end; j += kTileKv) {
       const int keys = static_cast<int>(smaller(kTileKv, task_.key_end - j));
@@ -139,6 +141,14 @@ class Backward {
       }
     }
     write_dq(h, head_q);
+  }
+
+  // Whether the tile that begins at query i has a row that sees keys of this task, or is to make
+  // delta.
+  bool meets_keys(int64_t h, int64_t i) const {
+    const int64_t last = smaller(i + kTileQ, q_len_) - 1;
+    return task_.dq_partial == nullptr || (row_at(a_, head_, h, i).first_key() < task_.key_end &&
+                                           row_at(a_, head_, h, last).last_key() > task_.key_begin);
   }
 
   void pack_queries(int64_t head_q, int64_t i) {

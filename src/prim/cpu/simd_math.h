@@ -142,9 +142,11 @@ FOVEA_INLINE void from_loaded_order(const T*, Vec&, Vec&) {}
 // Whether rows x cols elements hold NaN or Inf.
 template <typename T>
 bool has_nonfinite(const T* src, int64_t stride, int rows, int cols) {
+  constexpr int kRowsAhead = 8;
   Vec worst = zero(), worst2 = zero();  // 0 x is 0, or NaN when x is not finite
   for (int r = 0; r < rows; ++r) {
     const T* const row = src + r * stride;
+    if (r + kRowsAhead < rows) prefetch_to_read(row + kRowsAhead * stride, cols);
     int d = 0;
     for (; d + 2 * kLanes <= cols; d += 2 * kLanes) {
       Vec a, b;
