@@ -3,7 +3,7 @@
 
 A table stands between two markers, `<!-- fovea:NAME -->` and `<!-- /fovea:NAME -->`; NAME is
   support    `fovea info --support`
-  bench      every bench/results/<machine>/*.json, the newest per machine and suite
+  bench      every bench/results/<machine>/*.json, the newest per machine, suite and engines
 """
 
 import argparse
@@ -76,11 +76,14 @@ def machine_facts(machine):
     return facts + ([f"torch {machine['torch']}"] if machine.get("torch") else [])
 
 
+def engines_of(rows):
+    return sorted({row["impl"] for row in rows if row["impl"].startswith("fovea-")})
+
+
 def result_table(path, result):
     rows = result["rows"]
     suites = sorted({row["suite"] for row in rows if row["suite"]})
-    engines = sorted({row["impl"] for row in rows if row["impl"].startswith("fovea-")})
-    facts = [" and ".join(engines)] + machine_facts(result["machine"])
+    facts = [" and ".join(engines_of(rows))] + machine_facts(result["machine"])
     facts += [result["date"][:10], f"commit `{result['commit'][:12]}`"]
     titles = ["peer", "dtype", "pass", "cases", "peer time / fovea time, geometric mean", "worst case",
               "best TFLOP/s of fovea"]
@@ -125,7 +128,7 @@ def bench_tables():
         if not ratios(result["rows"]):
             continue  # measured beside nobody
         suites = tuple(sorted({row["suite"] for row in result["rows"]}))
-        key = (path.parent.name, suites)
+        key = (path.parent.name, suites, tuple(engines_of(result["rows"])))
         if key not in newest or newest[key][1]["date"] < result["date"]:
             newest[key] = (path, result)
     if not newest:
