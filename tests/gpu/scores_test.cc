@@ -1,5 +1,5 @@
-// Softmax on data that is made to break it: engines weigh most scores without regard to the largest
-// of them, and find out where that is wrong.
+// Softmax on data that is made to break it: engines on a GPU weigh most scores without a look at
+// the largest of them, and find out afterwards where that was wrong.
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -13,7 +13,7 @@ namespace {
 using harness::Case;
 using harness::CaseTensors;
 
-constexpr double kCost = 4e7;  // multiply-adds for the oracle, per case
+constexpr double kCost = 2e8;  // multiply-adds for the oracle, per case
 constexpr const char* kDTypes[] = {"bf16", "f16"};
 
 class Scores : public EngineTest {};
@@ -138,9 +138,7 @@ TEST_F(Scores, ValuesThatAreNotFinite) {
             for (int64_t i = 0; i < 400; ++i) {
               for (const int64_t d : {4, 5}) {
                 const double got = harness::read_element(tensors.forward().out, 0, i, 1, d);
-                // It may stay away where its weight is too small for a float.
-                const bool may_stay_away = first_score > 0 && std::isfinite(got);
-                if (i >= row && d == 5 && !may_stay_away) {
+                if (i >= row && d == 5) {
                   EXPECT_FALSE(std::isfinite(got)) << "row " << i << reproduce(engine, c);
                 } else {
                   EXPECT_NEAR(got, harness::read_element(clean.forward().out, 0, i, 1, d), 0.02)
