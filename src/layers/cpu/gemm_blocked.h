@@ -26,8 +26,8 @@ class BlockedGemm {
   using Elem = typename M::Elem;
   using FewRows = FewRowsGemm<T>;
 
-  // Of the contraction: a panel of b is 32 KB, with short vectors 16 KB and rows as they lie are
-  // few (kRowsNear); there only what is packed is cut shorter.
+  // The longest stretch of the contraction that is multiplied at once: a panel of b is 32 KB then,
+  // with short vectors 16 KB. Where a is packed too, not only b, stretches of floats are shorter.
   static constexpr int64_t kChunk = kLanes == 4 || sizeof(Elem) != 4 ? 512 : 256;
   static constexpr int64_t kPackedChunk = sizeof(Elem) == 4 ? 256 : 512;
   static constexpr int64_t kPackColumns = 64;                  // packed at once
