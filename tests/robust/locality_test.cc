@@ -1,5 +1,6 @@
 // Inf and NaN in the inputs travel to the rows they touch and no further, forward and backward.
 #include <cmath>
+#include <string_view>
 
 #include "support/engines.h"
 #include "support/values.h"
@@ -12,14 +13,20 @@ using harness::CaseTensors;
 
 class Locality : public EveryEngine {};
 
-// Head dims 16 and 32 have kernels of their own, the latter also for a scale of ln 2.
+// Head dims 16 and 32 have kernels of their own, the latter also for a scale of ln 2; so have
+// masks, alone and beside other terms.
 const char* const kKinds[] = {"d=16 dtype=bf16",
                               "d=16 dtype=f16",
                               "d=16 dtype=f32",
                               "d=16 dtype=f32 tf32",
                               "d=32 dtype=bf16",
                               "d=32 dtype=f16",
-                              "d=32 scale=0.6931471805599453 dtype=bf16"};
+                              "d=32 scale=0.6931471805599453 dtype=bf16",
+                              "d=64 boolmask dtype=bf16",
+                              "d=64 boolmask alibi dtype=bf16",
+                              "d=128 boolmask softcap=20 bias dtype=f16",
+                              "d=64 boolmask dtype=f32",
+                              "d=256 boolmask alibi dtype=bf16"};
 constexpr int64_t kLength = 96, kBad = 37, kWindow = 11;
 
 // Rows of one head and batch member whose every value is NaN, and rows that hold any.
@@ -40,12 +47,31 @@ NanRows nan_rows(const TensorView& t, int64_t b, int64_t h) {
   return rows;
 }
 
-// Two batch members, two KV heads, groups of two; the window sees 11 keys back and none ahead.
+bool sees(int64_t i, int64_t j) { return j <= i && i - j <= kWindow; }
+
+// Two batch members, two KV heads, groups of two; each query sees 11 keys back and none ahead, by
+// the window or, where the kind has one, by a boolean mask.
 Case windowed(const char* kind) {
-  return must_parse("b=2 hq=4 hkv=2 q=96 kv=96 mask=window:11:0 pass=fwd,bwd " + std::string(kind));
+  const bool by_mask = std::string_view(kind).find("boolmask") != std::string_view::npos;
+  return must_parse("b=2 hq=4 hkv=2 q=96 kv=96 pass=fwd,bwd " +
+                    std::string(by_mask ? "" : "mask=window:11:0 ") + kind);
 }
 
-bool sees(int64_t i, int64_t j) { return j <= i && i - j <= kWindow; }
+CaseTensors tensors_of(const Case& c) {
+  CaseTensors t(c);
+  const TensorView& mask = t.forward().mask;
+  if (!mask.given()) return t;
+  for (int64_t b = 0; b < mask.sizes[0]; ++b) {
+    for (int64_t h = 0; h < mask.sizes[1]; ++h) {
+      for (int64_t i = 0; i < kLength; ++i) {
+        for (int64_t j = 0; j < kLength; ++j) {
+          harness::write_element(mask, sees(i, j) ? 1 : 0, b, h, i, j);
+        }
+      }
+    }
+  }
+  return t;
+}
 
 // Expects NaN in exactly the rows of (batch 1, heads [first, end)) that `touched` names.
 template <typename Touched>
@@ -75,7 +101,7 @@ TEST_P(Locality, BadKey) {
   for (const char* kind : kKinds) {
     const Case c = windowed(kind);
     const std::string why = reproduce(GetParam(), c);
-    CaseTensors t(c);
+    CaseTensors t = tensors_of(c);
     fill_values(row(t.forward().k, 1), NAN);
     t.accept_inputs();
     run(GetParam(), c, t);
@@ -93,7 +119,7 @@ TEST_P(Locality, BadValue) {
   for (const char* kind : kKinds) {
     const Case c = windowed(kind);
     const std::string why = reproduce(GetParam(), c);
-    CaseTensors t(c);
+    CaseTensors t = tensors_of(c);
     fill_values(row(t.forward().v, 0), NAN);
     t.accept_inputs();
     run(GetParam(), c, t);
@@ -111,7 +137,7 @@ TEST_P(Locality, BadQuery) {
   for (const char* kind : kKinds) {
     const Case c = windowed(kind);
     const std::string why = reproduce(GetParam(), c);
-    CaseTensors t(c);
+    CaseTensors t = tensors_of(c);
     fill_values(row(t.forward().q, 3), NAN);
     t.accept_inputs();
     run(GetParam(), c, t);
@@ -128,7 +154,7 @@ TEST_P(Locality, BadIncomingGradient) {
   for (const char* kind : kKinds) {
     const Case c = windowed(kind);
     const std::string why = reproduce(GetParam(), c);
-    CaseTensors t(c);
+    CaseTensors t = tensors_of(c);
     fill_values(row(t.backward().dout, 2), NAN);
     t.accept_inputs();
     run(GetParam(), c, t);
@@ -147,7 +173,7 @@ TEST_P(Locality, InfiniteValue) {
   for (const char* kind : kKinds) {
     Case c = windowed(kind);
     c.backward = false;
-    CaseTensors t(c);
+    CaseTensors t = tensors_of(c);
     fill_values(row(t.forward().v, 0), INFINITY);
     t.accept_inputs();
     run(GetParam(), c, t);

@@ -70,6 +70,8 @@ class KeyElements {
     };
     if constexpr (kAnyTerms) {
       weigh_by([&](int row, RowStats stats) {
+        // A mask is among the terms: what it hides stays zero, all else becomes NaN.
+        if (dirty && bad_dout(stats)) stats.lse2 = stats.delta;
         const Row which = rung.span(kTileQ).of(place_.s, row);
         const int in_group = which.head < p.group ? which.head : 0;  // past the last: any
         const int head = place_.head_kv * p.group + in_group;
@@ -128,6 +130,10 @@ class KeyElements {
     return is_one_term(kTerms) ? lane_anew() : static_cast<int>(threadIdx.x % 32);
   }
 
+  static __device__ __forceinline__ bool bad_dout(RowStats stats) {
+    return __float_as_uint(stats.delta) == kBadDout;
+  }
+
   // of_row(row, stats) gives what takes (first, ahead, raw, dp) to a Gradient: `first` is a lane's
   // first key, and `ahead` of it, a constant, lies the one that is meant.
   template <bool kMasked, int kN, typename OfRow>
@@ -165,7 +171,7 @@ class KeyElements {
             }
             const Gradient g = gradient(first, ahead, w, ds);
             // Rows of dout that are not finite are left out of the products: delta tells of them.
-            const bool bad = dirty && __float_as_uint(stats.delta) == kBadDout;
+            const bool bad = !kAnyTerms && dirty && bad_dout(stats);
             w = seen ? (bad ? stats.delta : g.weight) : 0.0f;
             ds = seen ? g.score : 0.0f;
           }
