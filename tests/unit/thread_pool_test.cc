@@ -2,6 +2,7 @@
 #include "prim/cpu/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <atomic>
 #include <chrono>
@@ -59,6 +60,42 @@ TEST(ThreadPool, RunsItemsAtOnce) {
     });
     EXPECT_EQ(here.load(), 2);
   }
+}
+
+// CPUs that the other of two threads may use, once it has slept and been woken by this one.
+cpu_set_t cpus_of_a_woken_thread() {
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  cpu_set_t cpus{};
+  std::atomic<int> here{0};
+  parallel_for(2, 2, [&](int64_t, int worker) {
+    if (worker == 1) {
+      EXPECT_EQ(sched_getaffinity(0, sizeof cpus, &cpus), 0);
+    }
+    here.fetch_add(1);
+    while (here.load() < 2) std::this_thread::yield();
+  });
+  return cpus;
+}
+
+TEST(ThreadPool, LeavesTheCallersCpuToIt) {
+  cpu_set_t all;
+  ASSERT_EQ(sched_getaffinity(0, sizeof all, &all), 0);
+  if (CPU_COUNT(&all) < 2) GTEST_SKIP() << "one CPU";
+  cpus_of_a_woken_thread();  // starts it, before the caller is bound to a CPU
+  for (size_t cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &all)) continue;
+    cpu_set_t here{}, others = all;
+    CPU_SET(cpu, &here);
+    CPU_CLR(cpu, &others);
+    ASSERT_EQ(sched_setaffinity(0, sizeof here, &here), 0);
+    bool left = false;
+    for (int job = 0; job < 50 && !left; ++job) {  // on a busy machine it may take long to sleep
+      const cpu_set_t given = cpus_of_a_woken_thread();
+      left = CPU_EQUAL(&given, &others);
+    }
+    EXPECT_TRUE(left) << "the caller is on CPU " << cpu;
+  }
+  sched_setaffinity(0, sizeof all, &all);
 }
 
 TEST(ThreadPool, RunsAJobWithinAJobAlone) {

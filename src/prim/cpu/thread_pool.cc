@@ -3,6 +3,10 @@
 // A layer is a dozen jobs, one after another, and to wake a thread that sleeps takes as long as a
 // small one of them. So whoever waits looks out for a while before it goes to sleep; it lets others
 // have the CPU meanwhile if they want it.
+//
+// A thread that is woken may find itself on the caller's CPU, with others idle, and then waits
+// until the caller is done: on some virtual machines that is the rule. So threads that slept are
+// kept off the caller's CPU.
 #include "prim/cpu/thread_pool.h"
 
 #include <pthread.h>
@@ -15,6 +19,7 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <vector>
 
 namespace fovea {
 namespace {
@@ -51,6 +56,7 @@ class Pool {
       return;
     }
     start_threads(helpers);
+    bool some_sleep = false;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       body_ = body;
@@ -59,8 +65,12 @@ class Pool {
       next_.store(0, std::memory_order_relaxed);
       wanted_ = std::min(helpers, started_);
       job_.fetch_add(1, std::memory_order_release);
+      some_sleep = asleep_ > 0;
     }
-    wake_.notify_all();
+    if (some_sleep) {
+      keep_off(sched_getcpu());
+      wake_.notify_all();
+    }
     work(0);
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -77,12 +87,27 @@ class Pool {
   void start_threads(int count) {
     while (started_ < count) {
       try {
-        std::thread([this, worker = started_ + 1] { serve(worker); }).detach();
+        std::thread thread([this, worker = started_ + 1] { serve(worker); });
+        handles_.push_back(thread.native_handle());
+        thread.detach();
       } catch (const std::system_error&) {
         return;
       }
       ++started_;
+      kept_off_ = -1;
     }
+  }
+
+  // Lets threads run on every CPU that they may use but this one, if there are others.
+  void keep_off(int cpu) {
+    if (cpu == kept_off_) return;
+    kept_off_ = cpu;
+    cpu_set_t now;
+    if (cpu < 0 || pthread_getaffinity_np(handles_[0], sizeof now, &now) != 0) return;
+    if (!CPU_EQUAL(&now, &given_)) allowed_ = now;  // as inherited, or as somebody has changed it
+    given_ = allowed_;
+    if (CPU_COUNT(&given_) > 1) CPU_CLR(static_cast<size_t>(cpu), &given_);
+    for (const pthread_t thread : handles_) pthread_setaffinity_np(thread, sizeof given_, &given_);
   }
 
   void serve(int worker) {
@@ -92,7 +117,9 @@ class Pool {
       look_out(is_new);
       {
         std::unique_lock<std::mutex> lock(mutex_);
+        ++asleep_;
         wake_.wait(lock, is_new);
+        --asleep_;
         seen = job_.load(std::memory_order_relaxed);
         if (worker > wanted_) continue;
         busy_.fetch_add(1, std::memory_order_relaxed);
@@ -119,7 +146,11 @@ class Pool {
   std::atomic<int64_t> next_{0};
   int wanted_ = 0;            // workers 1..wanted_ may begin with the current job
   std::atomic<int> busy_{0};  // those who have begun and not finished
-  int started_ = 0;           // guarded by turn_
+  int asleep_ = 0;            // guarded by mutex_
+  int started_ = 0;           // guarded by turn_, as are those that follow
+  std::vector<pthread_t> handles_;
+  int kept_off_ = -1;              // the CPU that is left to the caller
+  cpu_set_t allowed_{}, given_{};  // to threads: without regard to the caller, and with it
   std::atomic<uint64_t> job_{0};
 };
 
