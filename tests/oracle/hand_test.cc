@@ -143,6 +143,17 @@ TEST(OracleByHand, MinusInfinityBiasHidesTheKey) {
   EXPECT_EQ(t.out(), 3);
 }
 
+// exp(-2000) is too small for a double.
+TEST(OracleByHand, NoWeightIsSoSmallThatInfinityWouldNotShow) {
+  for (const double bad : {kInf, -kInf, std::nan("")}) {
+    Tiny t("", {0, -2000, 0}, {3, bad, 5});
+    t.run_both();
+    EXPECT_EQ(std::isnan(t.out()), std::isnan(bad));
+    if (!std::isnan(bad)) EXPECT_EQ(t.out(), bad);
+    EXPECT_NEAR(t.lse(), std::log(2.0), 1e-14);
+  }
+}
+
 // The sampled oracle that other engines are held to is the same function as the engine above.
 TEST(OracleSamples, AgreeWithTheWhole) {
   for (const char* text :

@@ -57,7 +57,7 @@ class Forward {
       for (int d = 0; d < a.dim_v; d += kLanes) {
         Vec sum = zero();
         for (int part = 0; part < count; ++part) {
-          if (weights[part] == 0) continue;  // what it holds does not count, not even NaN
+          if (max_of(part) == kMinusInf) continue;  // it saw nothing: what it holds does not count
           sum = fma(broadcast(weights[part]), load(partials + part * stride + r * dv_pad + d), sum);
         }
         store_up_to(out + d, sum * broadcast(inverse), a.dim_v - d);
@@ -204,7 +204,10 @@ class Forward {
         for (int x = keys; x < padded; ++x) s[x] = kMinusInf;
         const Columns columns{j, 0, keys};
         t.softmax_row(r, t.largest_logit(r, s, columns, padded), s, columns, padded,
-                      [=](int x, Vec p) { store(s + x, p); });
+                      [=](int x, Vec p) {
+                        const Vec hidden = broadcast(-1), least = broadcast(kLeastFloat);
+                        store(s + x, where_less(load(s + x), least, hidden, p));
+                      });
       }
       in_row_groups(t.count, [&]<int kRows>(int r) {
         stream_value_rows<kRows>(t.s.acc + int64_t{r} * t.dv_pad, t.dv_pad,

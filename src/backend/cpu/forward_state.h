@@ -243,16 +243,17 @@ struct ForwardState {
     s.l[r] += sum(sums[0] + sums[1]);
   }
 
-  // The NaN and Inf that were left out of the packed V, for the rows that give them weight.
+  // The NaN and Inf that were left out of the packed V, for the rows that see them.
   void add_nonfinite(const Job& job) {
     for (int j = job.columns.from; j < job.columns.to; ++j) {
-      const T* v = v_row(job.columns.first + j);
-      for (int d = 0; d < a.dim_v; ++d) {
-        const float x = to_float(v[d]);
-        if (x - x == 0) continue;
-        for (int r = 0; r < job.rows; ++r) {
-          const float p = M::left_at(job.weights, kScoreStride, r, j);
-          if (p != 0) s.acc[int64_t{job.row + r} * dv_pad + d] += p * x;
+      const int64_t key = job.columns.first + j;
+      const T* const v = v_row(key);
+      if (!has_nonfinite(v, 0, 1, a.dim_v)) continue;
+      for (int r = job.row; r < job.row + job.rows; ++r) {
+        if (!sees<T>(a, head, s.rows[r], key)) continue;
+        for (int d = 0; d < a.dim_v; ++d) {
+          const float x = to_float(v[d]);
+          if (x - x != 0) s.acc[int64_t{r} * dv_pad + d] += x;
         }
       }
     }

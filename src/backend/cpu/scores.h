@@ -13,6 +13,7 @@ using cpu::Head;
 constexpr float kLog2e = 1.44269504f;
 constexpr float kLn2 = 0.693147181f;
 constexpr float kMinusInf = -__builtin_inff();
+constexpr float kLeastFloat = -0x1.fffffep127f;
 
 FOVEA_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 FOVEA_INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -124,6 +125,15 @@ FOVEA_INLINE void apply_score_terms(const Arguments& a, const Head& head, const 
       }
     }
   }
+}
+
+// Whether the row sees the key: what neither its window hides nor a term makes -inf.
+template <typename T>
+bool sees(const Arguments& a, const Head& head, const Row& row, int64_t key) {
+  if (!row.sees_all(key, key + 1)) return false;
+  float score[kLanes] = {};
+  if (a.has_score_terms()) apply_score_terms<T>(a, head, row, {key, 0, 1}, score, nullptr);
+  return score[0] != kMinusInf;
 }
 
 // keep[j] = 1 / (1 - p) for weights that dropout keeps, 0 for those it drops. columns.from is a

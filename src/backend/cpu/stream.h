@@ -97,8 +97,8 @@ FOVEA_INLINE void stream_score_rows(float* scores, int64_t score_stride, const f
   }
 }
 
-// acc_r += sum_j p[r][j] v_j over kRows rows and 2 * kPairs vectors of v. A weight of zero adds
-// nothing, whatever its value holds.
+// acc_r += sum_j p[r][j] v_j over kRows rows and 2 * kPairs vectors of v. A weight below
+// zero says that the row does not see the key: it adds nothing, whatever its value holds.
 template <int kRows, int kPairs, typename T>
 FOVEA_INLINE void stream_value_tile(float* acc, int64_t acc_stride, const float* p,
                                     int64_t p_stride, const T* v, int64_t v_stride, int keys) {
@@ -117,7 +117,7 @@ FOVEA_INLINE void stream_value_tile(float* acc, int64_t acc_stride, const float*
     bool all = true;
     for (int r = 0; r < kRows; ++r) {
       weight[r] = p[r * p_stride + j];
-      all = all && weight[r] != 0;
+      all = all && !(weight[r] < 0);
     }
     if (all) {
       for (int x = 0; x < 2 * kPairs; x += 2) {
@@ -131,7 +131,7 @@ FOVEA_INLINE void stream_value_tile(float* acc, int64_t acc_stride, const float*
       continue;
     }
     for (int r = 0; r < kRows; ++r) {
-      if (weight[r] == 0) continue;
+      if (weight[r] < 0) continue;
       for (int x = 0; x < 2 * kPairs; x += 2) {
         Vec a, b;
         load_two(row + x * kLanes, a, b);
@@ -169,7 +169,7 @@ FOVEA_INLINE void stream_value_rows(float* acc, int64_t acc_stride, const float*
       Vec total = load(acc + r * acc_stride + d);
       for (int j = 0; j < keys; ++j) {
         const float weight = p[r * p_stride + j];
-        if (weight != 0)
+        if (!(weight < 0))
           total = fma(load_up_to(v + j * v_stride + d, dim - d), broadcast(weight), total);
       }
       store(acc + r * acc_stride + d, total);

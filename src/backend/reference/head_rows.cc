@@ -268,9 +268,16 @@ void HeadRows<N>::drop(int64_t h, int64_t i) {
 
 template <typename N>
 void HeadRows<N>::output(Real* out) const {
-  sum_rows(
-      seen_, seen_count_, [this](int64_t n) { return N::factor(N::round(p_[n] * kept_[n])); }, v_,
-      problem_.dim_v, out);
+  const auto weight = [this](int64_t n) { return N::factor(N::round(p_[n] * kept_[n])); };
+  sum_rows(seen_, seen_count_, weight, v_, problem_.dim_v, out);
+  // No weight is so small that Inf or NaN would not show.
+  for (int64_t at = 0; at < seen_count_; ++at) {
+    if (weight(seen_[at]) != 0) continue;
+    const Real* const v = v_ + seen_[at] * problem_.dim_v;
+    for (int64_t d = 0; d < problem_.dim_v; ++d) {
+      if (!std::isfinite(v[d])) out[d] += v[d];
+    }
+  }
   for (int64_t d = 0; d < problem_.dim_v; ++d) out[d] = N::round(out[d]);
 }
 

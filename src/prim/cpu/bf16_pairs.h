@@ -105,9 +105,6 @@ struct Bf16Pairs {
     store_left(dst, ld, row, col + kLanes, y);
 #endif
   }
-  FOVEA_INLINE static float left_at(const Bf16* src, int64_t ld, int row, int col) {
-    return to_float(src[row * ld + col]);
-  }
   FOVEA_INLINE static void store_right(Bf16* dst, int64_t depth_pad, int row, int col,
                                        const Vec (&x)[4]) {
     Bf16* const p = dst + (col / 16) * depth_pad * 16 + row * 16;

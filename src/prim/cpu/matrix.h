@@ -79,7 +79,6 @@ concept Matrix = requires(typename M::Elem* dst, const typename M::Elem* packed,
   M::store_left(dst, stride, n, n, x);
   // (dst, depth_pad, row, col, x): kLanes columns of rows row..row + 3 of a right operand.
   M::store_right(dst, stride, n, n, four);
-  { M::left_at(packed, stride, n, n) } -> std::same_as<float>;   // (src, ld, row, col)
   { M::right_at(packed, stride, n, n) } -> std::same_as<float>;  // (src, depth_pad, row, col)
 
   // (c, ldc, rows, cols, depth, a, b, b_depth_pad): c = a b, or c += a b.

@@ -95,9 +95,6 @@ struct MatrixBfmmla {
   FOVEA_INLINE static void store_left(Bf16* dst, int64_t ld, int row, int col, Vec x) {
     store(left_group(dst, ld, row, col), x);
   }
-  FOVEA_INLINE static float left_at(const Bf16* src, int64_t ld, int row, int col) {
-    return to_float(src[(row - row % 2) * ld + col / 4 * 8 + row % 2 * 4 + col % 4]);
-  }
   FOVEA_INLINE static void store_right(Bf16* dst, int64_t depth_pad, int row, int col,
                                        const Vec (&x)[4]) {
     const auto narrow = [](Vec v) { return vreinterpretq_u16_bf16(vcvtq_low_bf16_f32(v)); };

@@ -136,9 +136,6 @@ struct MatrixF32 {
     store(dst + row * ld + col, x);
     store(dst + row * ld + col + kLanes, y);
   }
-  FOVEA_INLINE static float left_at(const float* src, int64_t ld, int row, int col) {
-    return src[row * ld + col];
-  }
   FOVEA_INLINE static void store_right(float* dst, int64_t depth_pad, int row, int col,
                                        const Vec (&x)[4]) {
     float* p = dst + (col / kPanel) * depth_pad * kPanel + row * kPanel + col % kPanel;
