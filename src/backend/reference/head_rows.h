@@ -7,8 +7,8 @@
 //   rows.output(out);                                     // [dim_v]
 //   rows.differentiate(dout, stats.delta);                // weights -> gradients of the scores
 //
-// A key that the row does not see contributes nothing, whatever its k and v hold. Nor does one whose
-// weight is exactly zero, but for values that are not finite.
+// A key that the row does not see contributes nothing, whatever its k and v hold. Nor does one
+// whose weight is exactly zero, but for values that are not finite.
 #pragma once
 
 #include "backend/reference/numbers.h"
