@@ -22,7 +22,7 @@ std::vector<const char*> dtypes() {
   return on_host() ? std::vector{"bf16", "f16", "f32"} : std::vector{"bf16", "f16"};
 }
 
-// Multiply-adds for the oracle, per case: fewer for engines that are tested under sanitizers too.
+// Multiply-adds for the oracle, per case: fewer where every instruction set has its turn.
 double cost_of(const Engine& engine) { return engine.device == Device::cpu() ? 4e7 : 2e8; }
 
 class Scores : public EngineTest {};
