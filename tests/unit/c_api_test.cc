@@ -62,6 +62,9 @@ TEST(CApiTest, BadPlansGiveNoPlan) {
   p = small_problem();
   fovea_plan_options options = FOVEA_PLAN_OPTIONS_INIT;
   options.device_type = FOVEA_CUDA;
+  if (fovea::cuda_device_count() == 0) {
+    EXPECT_EQ(fovea_plan_create(&p, &options, &plan), FOVEA_UNSUPPORTED);
+  }
   options.device_index = 1 << 20;  // no machine has so many
   EXPECT_EQ(fovea_plan_create(&p, &options, &plan),
             fovea::cuda_device_count() > 0 ? FOVEA_INVALID_ARGUMENT : FOVEA_UNSUPPORTED);

@@ -85,6 +85,7 @@ class Pool {
  private:
   // A thread that cannot be started is done without: the caller always works.
   void start_threads(int count) {
+    handles_.reserve(static_cast<size_t>(count));  // not between a thread's start and its release
     while (started_ < count) {
       try {
         std::thread thread([this, worker = started_ + 1] { serve(worker); });
