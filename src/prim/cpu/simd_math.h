@@ -14,16 +14,17 @@ enum class Exp2 { kF32, kBf16 };
 
 // Polynomials for 2^f, from the highest power down to the constant term, which is one: minimax
 // fits over [0, 1], or [-1/2, 1/2] where that is what fraction() gives. Their largest relative
-// errors are 2e-9 and 3.6e-6. The second agrees with itself at the two ends, so that scores all
-// alike, which may come as f near either, get weights all alike.
+// errors are 1e-7, less than the rounding of scores before it, and 3.6e-6. They agree with
+// themselves at the two ends, so that scores all alike, which may come as f near either, get
+// weights all alike.
 template <Exp2 kExact>
 constexpr auto kExp2Powers = [] {
   const auto addends = [](auto... x) { return std::array{Addend(x)..., Addend(1.0f)}; };
   if constexpr (kExact == Exp2::kF32) {
-    return kFractionIsCentred ? addends(1.535336201e-4f, 1.339887445e-3f, 9.618437358e-3f,
-                                        5.550332471e-2f, 2.402264791e-1f, 6.931472029e-1f)
-                              : addends(2.161292068e-4f, 1.246784464e-3f, 9.675451554e-3f,
-                                        5.548528209e-2f, 2.402293086e-1f, 6.931470633e-1f);
+    return kFractionIsCentred ? addends(1.326472714e-3f, 9.671512640e-3f, 5.550733743e-2f,
+                                        2.402224209e-1f, 6.931469776e-1f)
+                              : addends(1.879318648e-3f, 8.990995103e-3f, 5.581867595e-2f,
+                                        2.401592715e-1f, 6.931517388e-1f);
   } else {
     return kFractionIsCentred
                ? addends(9.661083707e-3f, 5.596266186e-2f, 2.402297796e-1f, 6.931168430e-1f)
@@ -39,8 +40,9 @@ FOVEA_INLINE void each(const F& f) {
   (std::make_integer_sequence<int, kCount>());
 }
 
-// 2^x of each, with 2^0 = 1 exactly, 2^-inf = 0, NaN kept. Step by step through all of them: a CPU
-// that looks few instructions ahead waits for one chain of dependent ones, not for several.
+// 2^x of each x < 127, with 2^0 = 1 exactly, 2^-inf = 0, NaN kept. Step by step through all of
+// them: a CPU that looks few instructions ahead waits for one chain of dependent ones, not for
+// several.
 template <Exp2 kExact, int kCount>
 FOVEA_INLINE void exp2(Vec (&x)[kCount]) {
   constexpr auto& powers = kExp2Powers<kExact>;

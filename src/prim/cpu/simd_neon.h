@@ -121,11 +121,8 @@ FOVEA_INLINE Vec copy_sign(Vec magnitude, Vec sign) {
   return vbslq_f32(vdupq_n_u32(0x80000000u), sign, magnitude);
 }
 
-// Where the exponent field below can say 2^n: it says 0 for n = -127, infinity for n = 128. FMAX
-// and FMIN keep NaN.
-FOVEA_INLINE Vec bounded_exponent(Vec x) {
-  return vminq_f32(vmaxq_f32(x, vdupq_n_f32(-127.0f)), vdupq_n_f32(128.0f));
-}
+// Where the exponent field below can say 2^n: it says 0 for n = -127. FMAX keeps NaN.
+FOVEA_INLINE Vec bounded_exponent(Vec x) { return vmaxq_f32(x, vdupq_n_f32(-127.0f)); }
 // x = n + f with n the integer nearest to x: gives f, and p * 2^n for the polynomial's value. n is
 // what stands in the lowest bits of x + kToInteger, which ends where floats are integers; above n
 // stands the bias of a float's exponent. FRINT and FCVT would take half of a vector unit's time.
