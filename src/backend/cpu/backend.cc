@@ -24,12 +24,14 @@ constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * t
 struct ForwardCut {
   int64_t rows = 0;    // of a chunk
   int64_t chunks = 0;  // of a KV head
+  int64_t places = 1;  // a chunk can have in its sequence: those of a place take equally long
   int64_t parts = 1;
   int64_t keys = 0;  // of a part
 };
 
-// Parts of the keys are multiples of this, so that none is too short to be worth its sums.
-constexpr int64_t kPartKeys = 256;
+// Parts of the keys are multiples of this, so that none is too short to be worth its sums; in the
+// backward pass of this at least.
+constexpr int64_t kPartKeys = 256, kBackwardPartKeys = 64;
 
 ForwardCut cut_forward(const AttentionProblem& p, const KernelSizes& sizes, int threads) {
   const int64_t heads = p.batch * p.head_kv, rows = p.head_q / p.head_kv * p.q_len;
@@ -40,6 +42,8 @@ ForwardCut cut_forward(const AttentionProblem& p, const KernelSizes& sizes, int 
     cut.rows = round_up(cut.rows / 2, sizes.tile_q);
   }
   cut.chunks = ceil_div(rows, cut.rows);
+  const bool of_one_head = p.q_len > 0 && p.q_len % cut.rows == 0;
+  cut.places = std::max<int64_t>(1, of_one_head ? p.q_len / cut.rows : cut.chunks);
   const int64_t tasks = std::max<int64_t>(1, heads * cut.chunks);
   const int64_t most = ceil_div(p.kv_len, kPartKeys);
   if (tasks < int64_t{2} * threads && threads > 1 && most > 1) {
@@ -58,14 +62,19 @@ struct BackwardCut {
 BackwardCut cut_backward(const AttentionProblem& p, const KernelSizes& sizes, int threads) {
   BackwardCut cut;
   const int64_t heads = std::max<int64_t>(1, p.batch * p.head_kv);
-  const int64_t blocks = std::max<int64_t>(1, ceil_div(p.kv_len, sizes.backward_tile_kv));
+  int64_t block = sizes.backward_tile_kv;  // keys that parts have a multiple of
+  const auto blocks = [&] { return std::max<int64_t>(1, ceil_div(p.kv_len, block)); };
   if (threads > 1 && heads < int64_t{3} * threads) {
     // Each part packs its queries and sums its own dq: few parts where heads alone are shared
     // evenly, but some, for cores are not equally fast at all times.
-    const int64_t tasks = heads % threads == 0 ? 2 : 4;  // of each thread
-    cut.parts = std::min(ceil_div(tasks * threads, heads), blocks);
+    const bool even = heads % threads == 0;
+    while (!even && block > kBackwardPartKeys && heads * blocks() < int64_t{2} * threads) {
+      block /= 2;
+    }
+    const int64_t tasks = even ? 2 : 4;  // of each thread
+    cut.parts = std::min(ceil_div(tasks * threads, heads), blocks());
   }
-  cut.keys = round_up(ceil_div(p.kv_len, cut.parts), sizes.backward_tile_kv);
+  cut.keys = round_up(ceil_div(p.kv_len, cut.parts), block);
   cut.parts = std::max<int64_t>(1, ceil_div(p.kv_len, std::max<int64_t>(cut.keys, 1)));
   return cut;
 }
@@ -133,11 +142,15 @@ class CpuKernel : public BoundKernel {
     std::byte* const partials = at;
 
     const ForwardCut& cut = forward_;
+    const int64_t items = heads() * cut.chunks;
     const auto task_at = [&](int64_t item, int64_t part) {
       ForwardTask task;
-      // The last rows first: under a causal mask they are the longest.
-      const int64_t chunk = cut.chunks - 1 - item % cut.chunks;
-      const int64_t head = item / cut.chunks;
+      // The last rows of all heads first: under a causal mask they take longest, and what is left
+      // for the end is short.
+      const int64_t of_place = items / cut.places, of_head = cut.chunks / cut.places;
+      const int64_t place = cut.places - 1 - item / of_place;
+      const int64_t head = item % of_place / of_head;
+      const int64_t chunk = item % of_head * cut.places + place;
       task.head = {sequences[head / p_.head_kv], head / p_.head_kv, head % p_.head_kv};
       const Sequence& s = task.head.sequence;
       task.row_begin = chunk * cut.rows;
@@ -149,7 +162,6 @@ class CpuKernel : public BoundKernel {
     const auto partial_at = [&](int64_t item, int64_t part) {
       return reinterpret_cast<float*>(partials + (item * cut.parts + part) * partial_bytes());
     };
-    const int64_t items = heads() * cut.chunks;
     parallel_for(items * cut.parts, threads_, [&](int64_t index, int worker) {
       const int64_t item = index / cut.parts, part = index % cut.parts;
       ForwardTask task = task_at(item, part);
@@ -197,11 +209,13 @@ class CpuKernel : public BoundKernel {
     };
     parallel_for(heads() * cut.parts, threads_, [&](int64_t index, int worker) {
       BackwardTask task;
-      task.head = head_at(index / cut.parts);
-      const int64_t part = index % cut.parts, kv_len = task.head.sequence.kv_len;
+      // The first keys of all heads first: under a causal mask they take longest.
+      const int64_t head = index % heads(), part = index / heads();
+      task.head = head_at(head);
+      const int64_t kv_len = task.head.sequence.kv_len;
       task.key_begin = std::min(part * cut.keys, kv_len);
       task.key_end = std::min(task.key_begin + cut.keys, kv_len);
-      if (cut.parts > 1) task.dq_partial = partial_at(index / cut.parts, part);
+      if (cut.parts > 1) task.dq_partial = partial_at(head, part);
       k_.backward(a, task, scratch + worker * backward_scratch_);
     });
     if (cut.parts > 1) {
