@@ -24,13 +24,13 @@ constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * t
 struct ForwardCut {
   int64_t rows = 0;    // of a chunk
   int64_t chunks = 0;  // of a KV head
-  int64_t places = 1;  // a chunk can have in its sequence: those of a place take equally long
+  int64_t places = 1;  // that a chunk may have in its sequence; those of one take equally long
   int64_t parts = 1;
   int64_t keys = 0;  // of a part
 };
 
-// Parts of the keys are multiples of this, so that none is too short to be worth its sums; in the
-// backward pass of this at least.
+// Parts of the keys are multiples of this, so that none is too short to be worth its sums, and in
+// the backward pass no shorter than that.
 constexpr int64_t kPartKeys = 256, kBackwardPartKeys = 64;
 
 ForwardCut cut_forward(const AttentionProblem& p, const KernelSizes& sizes, int threads) {
@@ -66,7 +66,8 @@ BackwardCut cut_backward(const AttentionProblem& p, const KernelSizes& sizes, in
   const auto blocks = [&] { return std::max<int64_t>(1, ceil_div(p.kv_len, block)); };
   if (threads > 1 && heads < int64_t{3} * threads) {
     // Each part packs its queries and sums its own dq: few parts where heads alone are shared
-    // evenly, but some, for cores are not equally fast at all times.
+    // evenly, but some, for cores are not equally fast at all times; else many, of less than a
+    // block if need be.
     const bool even = heads % threads == 0;
     while (!even && block > kBackwardPartKeys && heads * blocks() < int64_t{2} * threads) {
       block /= 2;
