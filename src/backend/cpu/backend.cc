@@ -42,7 +42,7 @@ ForwardCut cut_forward(const AttentionProblem& p, const KernelSizes& sizes, int 
     cut.rows = round_up(cut.rows / 2, sizes.tile_q);
   }
   cut.chunks = ceil_div(rows, cut.rows);
-  const bool of_one_head = p.q_len > 0 && p.q_len % cut.rows == 0;
+  const bool of_one_head = p.q_len % cut.rows == 0;
   cut.places = std::max<int64_t>(1, of_one_head ? p.q_len / cut.rows : cut.chunks);
   const int64_t tasks = std::max<int64_t>(1, heads * cut.chunks);
   const int64_t most = ceil_div(p.kv_len, kPartKeys);
