@@ -26,6 +26,7 @@ namespace {
 
 constexpr int kLooks = 200;  // at once; then others may run between them
 constexpr std::chrono::microseconds kLookout{1000};
+constexpr size_t kLine = 64;
 
 void pause() {
 #if defined(__x86_64__)
@@ -56,28 +57,22 @@ class Pool {
       return;
     }
     start_threads(helpers);
-    bool some_sleep = false;
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      body_ = body;
-      context_ = context;
-      items_ = items;
-      next_.store(0, std::memory_order_relaxed);
-      wanted_ = std::min(helpers, started_);
-      job_.fetch_add(1, std::memory_order_release);
-      some_sleep = asleep_ > 0;
-    }
-    if (some_sleep) {
+    body_ = body;
+    context_ = context;
+    items_ = items;
+    next_.store(0, std::memory_order_relaxed);
+    wanted_ = std::min(helpers, started_);
+    job_.fetch_add(1);  // opens it
+    if (asleep_.load() > 0) {
       keep_off(sched_getcpu());
+      const std::lock_guard<std::mutex> lock(mutex_);  // or one might be about to sleep just now
       wake_.notify_all();
     }
     work(0);
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      wanted_ = 0;  // nobody waits for those who have not come yet
-    }
-    const auto done = [&] { return busy_.load(std::memory_order_acquire) == 0; };
+    job_.fetch_add(1);  // closes it: nobody waits for those who have not come yet
+    const auto done = [&] { return busy_.load() == 0; };
     look_out(done);
+    if (done()) return;
     std::unique_lock<std::mutex> lock(mutex_);
     done_.wait(lock, done);
   }
@@ -113,21 +108,27 @@ class Pool {
 
   void serve(int worker) {
     uint64_t seen = 0;
-    const auto is_new = [&] { return job_.load(std::memory_order_acquire) != seen; };
+    const auto is_new = [&] {
+      const uint64_t job = job_.load();
+      return is_open(job) && job != seen;
+    };
     for (;;) {
       look_out(is_new);
-      {
+      if (!is_new()) {
         std::unique_lock<std::mutex> lock(mutex_);
         ++asleep_;
         wake_.wait(lock, is_new);
         --asleep_;
-        seen = job_.load(std::memory_order_relaxed);
-        if (worker > wanted_) continue;
-        busy_.fetch_add(1, std::memory_order_relaxed);
       }
-      work(worker);
-      if (busy_.fetch_sub(1, std::memory_order_acq_rel) > 1) continue;
-      const std::lock_guard<std::mutex> lock(mutex_);  // or it might go to sleep just now
+      // Once counted among the busy: a job that is open now stays as it is until they are done.
+      ++busy_;
+      const uint64_t job = job_.load();
+      if (is_open(job)) {
+        seen = job;
+        if (worker <= wanted_) work(worker);
+      }
+      if (--busy_ > 0) continue;
+      const std::lock_guard<std::mutex> lock(mutex_);  // or the caller might go to sleep just now
       done_.notify_one();
     }
   }
@@ -138,21 +139,25 @@ class Pool {
     }
   }
 
-  std::mutex turn_;  // held by the call whose job this is
-  std::mutex mutex_;
+  static bool is_open(uint64_t job) { return job % 2 != 0; }
+
+  std::mutex turn_;   // held by the call whose job this is
+  std::mutex mutex_;  // of those who go to sleep
   std::condition_variable wake_, done_;
+  // Counts up when a job is opened and when it is closed. What follows it is written while no job
+  // is open and nobody busy, and read by the busy while one is.
+  alignas(kLine) std::atomic<uint64_t> job_{0};
   ParallelBody body_ = nullptr;
   void* context_ = nullptr;
   int64_t items_ = 0;
-  std::atomic<int64_t> next_{0};
-  int wanted_ = 0;            // workers 1..wanted_ may begin with the current job
-  std::atomic<int> busy_{0};  // those who have begun and not finished
-  int asleep_ = 0;            // guarded by mutex_
-  int started_ = 0;           // guarded by turn_, as are those that follow
+  int wanted_ = 0;  // workers 1..wanted_ take part
+  alignas(kLine) std::atomic<int64_t> next_{0};
+  alignas(kLine) std::atomic<int> busy_{0};  // those who may be at work on the open job
+  alignas(kLine) std::atomic<int> asleep_{0};
+  int started_ = 0;  // guarded by turn_, as are those that follow
   std::vector<pthread_t> handles_;
   int kept_off_ = -1;              // the CPU that is left to the caller
   cpu_set_t allowed_{}, given_{};  // to threads: without regard to the caller, and with it
-  std::atomic<uint64_t> job_{0};
 };
 
 Pool* current_pool = nullptr;
