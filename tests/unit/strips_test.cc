@@ -17,11 +17,12 @@ struct alignas(kStripBytes) StripMemory {
   std::byte bytes[kStripBytes];
 };
 
-// Strip n has `parts_of(n)` parts, and some pieces of preparation; checks the order and counts
-// everything.
+// Strip n has `parts_of(n)` parts, up to 1 + n % 4 of them done at once, and some pieces of
+// preparation; checks the order and counts everything.
 template <typename PartsOf>
 void run_and_check(int64_t strips, int threads, PartsOf parts_of) {
   const auto pieces_of = [](int64_t strip) { return strip % 3; };
+  const auto at_once = [](int64_t strip) { return 1 + strip % 4; };
   std::vector<StripMemory> memory(static_cast<size_t>(strips), StripMemory{});
   for (StripMemory& m : memory) {
     for (std::byte& b : m.bytes) b = std::byte{0xff};  // whatever was there
@@ -32,7 +33,7 @@ void run_and_check(int64_t strips, int threads, PartsOf parts_of) {
   parallel_strips(
       strips, threads, memory.empty() ? nullptr : memory[0].bytes,
       [&](int64_t strip) {
-        return StripSize{pieces_of(strip), parts_of(strip)};
+        return StripSize{pieces_of(strip), parts_of(strip), at_once(strip)};
       },
       [&](int64_t strip, int64_t piece, int worker) {
         EXPECT_LT(worker, threads);
@@ -40,10 +41,14 @@ void run_and_check(int64_t strips, int threads, PartsOf parts_of) {
         std::this_thread::yield();
         prepared[static_cast<size_t>(strip)].fetch_add(1 << piece);
       },
-      [&](int64_t strip, int64_t part, int worker) {
+      [&](int64_t strip, int64_t begin, int64_t end, int worker) {
         EXPECT_LT(worker, threads);
         EXPECT_EQ(prepared[static_cast<size_t>(strip)].load(), (1 << pieces_of(strip)) - 1);
-        done[static_cast<size_t>(strip)][static_cast<size_t>(part)].fetch_add(1);
+        EXPECT_LT(begin, end);
+        EXPECT_LE(end - begin, at_once(strip));
+        for (int64_t n = begin; n < end; ++n) {
+          done[static_cast<size_t>(strip)].at(static_cast<size_t>(n)).fetch_add(1);
+        }
       });
   for (int64_t n = 0; n < strips; ++n) {
     EXPECT_EQ(prepared[static_cast<size_t>(n)].load(), (1 << pieces_of(n)) - 1) << "strip " << n;
@@ -57,6 +62,7 @@ TEST(Strips, AllPartsOnce) {
       SCOPED_TRACE(testing::Message() << strips << " strips, " << threads << " threads");
       run_and_check(strips, threads, [](int64_t) { return 3; });
       run_and_check(strips, threads, [](int64_t n) { return n % 4; });  // some have none
+      run_and_check(strips, threads, [](int64_t n) { return 40 - n; });
     }
   }
 }
@@ -82,11 +88,25 @@ TEST(Strips, ThreadsWithoutAStripHelp) {
         return StripSize{2, 2};
       },
       [&](int64_t, int64_t, int) { meet(preparing); },
-      [&](int64_t, int64_t, int) {
+      [&](int64_t, int64_t, int64_t, int) {
         EXPECT_EQ(preparing.load(), 2);
         meet(doing);
       });
   EXPECT_EQ(doing.load(), 2);
+}
+
+// As many at once as are best together while many are left, the last one by one.
+TEST(Strips, FewerPartsAtOnceTowardsTheEnd) {
+  StripMemory memory;
+  std::vector<int64_t> counts;
+  parallel_strips(
+      1, 1, memory.bytes,
+      [](int64_t) {
+        return StripSize{0, 24, 4};
+      },
+      [](int64_t, int64_t, int) {},
+      [&](int64_t, int64_t begin, int64_t end, int) { counts.push_back(end - begin); });
+  EXPECT_EQ(counts, (std::vector<int64_t>{4, 4, 4, 3, 2, 1, 1, 1, 1, 1, 1, 1}));
 }
 
 // The pool's threads are taken: one thread does it all.

@@ -33,8 +33,9 @@ class BlockedGemm {
   static constexpr int64_t kPackColumns = 64;                  // packed at once
   static constexpr int64_t kOwnRows = 256, kOwnColumns = 256;  // b packed by tile
   // Of tiles where b is packed by strips. Where tiles do not pack their rows, strips are so narrow
-  // that one stays in the second cache while rows pass.
+  // that one stays in the second cache while rows pass. Of the last rows tiles have fewer.
   static constexpr int64_t kTileRows = 128, kTileColumns = 512, kNarrowColumns = 128;
+  static constexpr int64_t kFewestRows = 32;
   static constexpr bool kRowsAsTheyLie = M::kLeftIsRows && sizeof(T) == sizeof(Elem);
   // Tiles for each thread, at least: cores are not equally fast at all times.
   static constexpr int64_t kTilesOfThread = kRowsAsTheyLie ? 8 : 3;
@@ -51,7 +52,8 @@ class BlockedGemm {
   static_assert(kPackColumns % M::kColumnAlign == 0 && kChunk % M::kDepthAlign == 0);
   static_assert(kPackedChunk % M::kDepthAlign == 0 && kPackedChunk <= kChunk);
   static_assert(kTileRows % M::kRowAlign == 0 && kOwnRows % M::kRowAlign == 0);
-  static_assert(kTileRows <= kOwnRows);
+  static_assert(kTileRows <= kOwnRows && kTileRows % kFewestRows == 0);
+  static_assert(kFewestRows % M::kRowAlign == 0);
 
  public:
   static constexpr size_t kPackedScratch = size_t{8} << 20;
@@ -172,7 +174,10 @@ class BlockedGemm {
 
       // What is packed at once: of a chunk.
       int64_t packs() const { return parts(columns, kPackColumns); }
-      StripSize size() const { return {chunk_count(m) * packs(), tiles_of_strip(m)}; }
+      StripSize size() const {
+        return {chunk_count(m) * packs(), m.batch * parts(m.rows, kFewestRows),
+                kTileRows / kFewestRows};
+      }
     };
     Strip strip_at(int64_t n) const {
       int64_t g = 0;
@@ -194,12 +199,17 @@ class BlockedGemm {
       pack_b(s.m, chunk_at(s.m, n), s.first + from, least(kPackColumns, s.columns - from),
              packed_at(s, n, s.first + from), gathered_of(scratch, worker));
     };
-    const auto multiply = [&](int64_t strip, int64_t tile, int worker) {
+    const auto multiply = [&](int64_t strip, int64_t begin, int64_t end, int worker) {
       const auto s = group.strip_at(strip);
-      const int64_t down = parts(s.m.rows, kTileRows);
-      const Tile t{tile / down, tile % down * kTileRows, kTileRows, s.first, s.columns};
-      make_tile(s.m, clipped(s.m, t), worker, scratch,
-                [&](int64_t n, const Tile& at) { return packed_at(s, n, at.col); });
+      const int64_t down = parts(s.m.rows, kFewestRows);  // of one batch member
+      for (int64_t next; begin < end; begin = next) {
+        const int64_t batch = begin / down;
+        next = least(end, (batch + 1) * down);
+        const Tile t{batch, begin % down * kFewestRows, (next - begin) * kFewestRows, s.first,
+                     s.columns};
+        make_tile(s.m, clipped(s.m, t), worker, scratch,
+                  [&](int64_t n, const Tile& at) { return packed_at(s, n, at.col); });
+      }
     };
     parallel_strips(
         group.strips(), threads, scratch.shared + kPackedScratch,

@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <new>
 
@@ -16,11 +17,17 @@ struct alignas(kStripBytes) Strip {
 };
 static_assert(sizeof(Strip) == kStripBytes);
 
-// The next number below `end`, or `end`.
-int64_t take(std::atomic<int64_t>& next, int64_t end) {
-  if (next.load(std::memory_order_relaxed) >= end) return end;
-  const int64_t n = next.fetch_add(1, std::memory_order_relaxed);
-  return n < end ? n : end;
+struct Range {
+  int64_t begin = 0, end = 0;
+};
+
+// The next numbers below `end`, if any are left: a quarter of those, but at most `most`.
+Range take(std::atomic<int64_t>& next, int64_t end, int64_t most) {
+  const int64_t left = end - next.load(std::memory_order_relaxed);
+  if (left <= 0) return {};
+  const int64_t count = std::clamp<int64_t>(left / 4, 1, most);
+  const int64_t begin = next.fetch_add(count, std::memory_order_relaxed);
+  return {std::min(begin, end), std::min(begin + count, end)};
 }
 
 class Strips {
@@ -48,13 +55,13 @@ class Strips {
   bool go_on_with(int64_t strip, int worker) const {
     Strip& s = all_[strip];
     const StripSize size = work_.size(work_.context, strip);
-    for (int64_t n; (n = take(s.next_piece, size.pieces)) < size.pieces;) {
-      work_.prepare(work_.context, strip, n, worker);
+    for (Range r; (r = take(s.next_piece, size.pieces, 1)).begin < r.end;) {
+      work_.prepare(work_.context, strip, r.begin, worker);
       s.pieces_done.fetch_add(1, std::memory_order_release);
     }
     if (s.pieces_done.load(std::memory_order_acquire) < size.pieces) return false;
-    for (int64_t n; (n = take(s.next_part, size.parts)) < size.parts;) {
-      work_.part(work_.context, strip, n, worker);
+    for (Range r; (r = take(s.next_part, size.parts, size.at_once)).begin < r.end;) {
+      work_.parts(work_.context, strip, r.begin, r.end, worker);
     }
     return true;
   }
