@@ -150,12 +150,14 @@ Rotation CpuEngine::turned(const RowPositions& positions, Direction direction) c
 
 void CpuEngine::rotate(Run& run, std::initializer_list<Turn> turns, Direction direction) const {
   if (!run.status.ok() || rotation_.turning == 0) return;
-  for (const auto& [x, positions] : turns) {
-    const RotateRows rotate{head_rows(x), turned(positions, direction)};
-    over_rows(row_count(x), [&](int64_t begin, int64_t end, int worker) {
-      k_.rotate(rotate, begin, end, worker_scratch(run, worker));
-    });
-  }
+  int64_t most = 0;
+  for (const Turn& turn : turns) most = std::max(most, row_count(turn.x));
+  over_rows(most, [&](int64_t begin, int64_t end, int worker) {
+    for (const auto& [x, positions] : turns) {
+      const RotateRows rotate{head_rows(x), turned(positions, direction)};
+      k_.rotate(rotate, begin, std::min(end, row_count(x)), worker_scratch(run, worker));
+    }
+  });
 }
 
 void CpuEngine::normalise(Run& run, const TensorView& x, const Norm& norm,
@@ -184,21 +186,27 @@ void CpuEngine::normalise_backward(Run& run, const TensorView& dy, const TensorV
 
 void CpuEngine::copy(Run& run, std::initializer_list<Copy> copies) const {
   if (!run.status.ok()) return;
-  for (const auto& [from, to] : copies) {
-    if (!to.given() || to.elements() == 0) continue;
-    if (!from.given()) {
-      zero(to);
-      continue;
-    }
-    const CopyRows copy{head_rows(from), head_rows(to)};
-    over_rows(row_count(from), [&](int64_t begin, int64_t end, int) { k_.copy(copy, begin, end); });
+  int64_t most = 0;
+  for (const Copy& copy : copies) most = std::max(most, row_count(copy.to));
+  over_rows(most, [&](int64_t begin, int64_t end, int) {
+    for (const Copy& copy : copies) copy_rows(copy, begin, end);
+  });
+}
+
+void CpuEngine::copy_rows(const Copy& copy, int64_t begin, int64_t end) const {
+  if (!copy.to.given()) return;
+  end = std::min(end, row_count(copy.to));
+  if (copy.from.given()) {
+    k_.copy({head_rows(copy.from), head_rows(copy.to)}, begin, end);
+  } else {
+    zero_rows(copy.to, begin, end);
   }
 }
 
-void CpuEngine::zero(const TensorView& to) const {
+void CpuEngine::zero_rows(const TensorView& to, int64_t begin, int64_t end) const {
   const HeadRows rows = head_rows(to);
   const int64_t size = dtype_bytes(dtype_);
-  for (int64_t row = 0; row < row_count(to); ++row) {
+  for (int64_t row = begin; row < end; ++row) {
     for (int64_t h = 0; h < rows.heads; ++h) {
       auto* const at =
           static_cast<std::byte*>(to.data) + (rows.at(row) + h * rows.head_stride) * size;

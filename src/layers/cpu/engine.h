@@ -81,7 +81,9 @@ class CpuEngine final : public LayerEngine {
     in_turns(count, make, [&](const Gemm* gemms, int64_t turn) { multiply(run, gemms, turn); });
   }
   void sum_columns(const Run& run, const TensorView& x, const TensorView& to) const;
-  void zero(const TensorView& to) const;
+  // Rows [begin, end), as far as there are so many.
+  void copy_rows(const Copy& copy, int64_t begin, int64_t end) const;
+  void zero_rows(const TensorView& to, int64_t begin, int64_t end) const;
 
   // y[t] = sum_j weight[j] x[t + j] + bias, over as many rows as y has.
   void convolve(const Run& run, const Conv& conv, const TensorView& x, const TensorView& y) const;

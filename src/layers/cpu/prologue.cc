@@ -157,14 +157,18 @@ void CpuEngine::prologue(Run& run, const Prologue& p) const {
     convolve(run, p.second, p.u, p.mixed);
   }
   const CoupleRows couple = couple_rows(p, Direction::kForward);
+  const int64_t now = p.mix.value_shift ? v / 2 : v;
+  const Copy of_now{columns(rows(p.z, p.lead, q_len), qk, now), columns(p.v, 0, now)};
+  Copy of_before;
+  if (p.mix.value_shift) {
+    of_before = {columns(rows(p.z, p.lead - 1, q_len), qk + now, v - now),
+                 columns(p.v, now, v - now)};
+  }
   over_rows(row_count(p.qk), [&](int64_t begin, int64_t end, int worker) {
     k_.couple(couple, begin, end, worker_scratch(run, worker));
+    copy_rows(of_now, begin, end);
+    copy_rows(of_before, begin, end);
   });
-  const int64_t now = p.mix.value_shift ? v / 2 : v;
-  copy(run, {{columns(rows(p.z, p.lead, q_len), qk, now), columns(p.v, 0, now)}});
-  if (!p.mix.value_shift) return;
-  copy(run,
-       {{columns(rows(p.z, p.lead - 1, q_len), qk + now, v - now), columns(p.v, now, v - now)}});
 }
 
 void CpuEngine::prologue_backward(Run& run, Aside&, const Prologue& p,
@@ -189,11 +193,13 @@ void CpuEngine::prologue_backward(Run& run, Aside&, const Prologue& p,
   }
 
   const int64_t now = p.mix.value_shift ? v / 2 : v;
-  copy(run, {{columns(g.dv, 0, now), columns(g.dz, qk, now)}});
+  Copy of_next, of_last;
   if (p.mix.value_shift && q_len > 0) {  // a token's second half is the value of the one before
     const TensorView from = columns(g.dv, now, v - now), to = columns(g.dz, qk + now, v - now);
-    copy(run, {{rows(from, 1, q_len - 1), rows(to, 0, q_len - 1)}, {{}, rows(to, q_len - 1, 1)}});
+    of_next = {rows(from, 1, q_len - 1), rows(to, 0, q_len - 1)};
+    of_last = {{}, rows(to, q_len - 1, 1)};
   }
+  copy(run, {{columns(g.dv, 0, now), columns(g.dz, qk, now)}, of_next, of_last});
   if (!p.convolve) return;
 
   // Beyond the sequence's ends there is no gradient to come from.
