@@ -1,5 +1,6 @@
 // Properties of splitting: keys over parts that are merged, sequences over a pack, heads over
 // groups.
+#include <algorithm>
 #include <cmath>
 
 #include "support/engines.h"
@@ -81,6 +82,39 @@ TEST_P(SplitProperty, KeysSplitAndMerged) {
       EXPECT_LE(relative_difference(dq, values_of(whole.backward().dq)),
                 2 * tolerance_of(c.problem.dtype))
           << why;
+    }
+  }
+}
+
+// However many threads share a call, and so however it is cut: what one thread makes.
+TEST_P(SplitProperty, ThreadsLeaveNoTrace) {
+  if (GetParam().device.type != DeviceType::kCpu) GTEST_SKIP() << "threads of the host";
+  for (const char* dtype : kDTypes) {
+    for (const char* rest :
+         {"q=300 kv=300 mask=causal", "q=500 kv=260 mask=causal", "q=260 kv=500 mask=window:70:0",
+          "q=300 kv=300 mask=window:9:5", "q=300 kv=300 mask=causal prefix=100",
+          "q=300 kv=300 mask=causal varlen q_lens=300,130 kv_lens=200,300 b=2",
+          "q=200 kv=300 keylens=290,60 b=2 mask=causal", "q=300 kv=300"}) {
+      const Case c =
+          must_parse("hq=2 hkv=1 d=24 pass=fwd,bwd " + std::string(rest) + " dtype=" + dtype);
+      const std::string why = reproduce(GetParam(), c);
+      CaseTensors alone(c);
+      run(GetParam(), c, alone, 1);
+      for (const int threads : {2, 5, 16}) {
+        CaseTensors shared(c);
+        run(GetParam(), c, shared, threads);
+        const auto expect_same = [&](const TensorView& a, const TensorView& b) {
+          const std::vector<double> one = values_of(b);
+          double largest = 0;
+          for (const double x : one) largest = std::max(largest, std::abs(x));
+          EXPECT_LE(relative_difference(values_of(a), one, largest), tolerance_of(b.dtype))
+              << threads << " threads" << why;
+        };
+        expect_same(shared.forward().out, alone.forward().out);
+        expect_same(shared.backward().dq, alone.backward().dq);
+        expect_same(shared.backward().dk, alone.backward().dk);
+        expect_same(shared.backward().dv, alone.backward().dv);
+      }
     }
   }
 }

@@ -33,6 +33,9 @@ struct ForwardCut {
 // the backward pass no shorter than that.
 constexpr int64_t kPartKeys = 256, kBackwardPartKeys = 64;
 
+// Rows of queries that a thread takes at once in steps that only read and write them.
+constexpr int64_t kRowsOfStep = 256;
+
 ForwardCut cut_forward(const AttentionProblem& p, const KernelSizes& sizes, int threads) {
   const int64_t heads = p.batch * p.head_kv, rows = p.head_q / p.head_kv * p.q_len;
   ForwardCut cut;
@@ -109,7 +112,7 @@ class CpuKernel : public BoundKernel {
     const KernelSizes& s = k_.sizes;
     const auto text = [](int64_t n) { return std::to_string(n); };
     std::string out = text(threads_) + " threads, products in " + k_.matrix + "; forward: ";
-    if (p_.head_q / p_.head_kv * p_.q_len <= s.stream_rows) {
+    if (group() * p_.q_len <= s.stream_rows) {
       out += "keys streamed unpacked";
     } else {
       out += "tiles " + text(s.tile_q) + " x " + text(s.tile_kv) + ", " + text(forward_.chunks) +
@@ -193,15 +196,11 @@ class CpuKernel : public BoundKernel {
     std::byte* const scratch = at;
     at += threads_ * backward_scratch_;
     std::byte* const partials = at;
-    const auto head_at = [&](int64_t head) {
-      return Head{sequences[head / p_.head_kv], head / p_.head_kv, head % p_.head_kv};
-    };
 
     const BackwardCut& cut = backward_;
     if (cut.parts > 1) {  // otherwise a task writes its own, where it reads dout anyway
-      parallel_for(p_.batch * p_.head_q, threads_, [&](int64_t item, int) {
-        const Head head{sequences[item / p_.head_q], item / p_.head_q, item % p_.head_q / a.group};
-        k_.delta(a, head, item % p_.head_q, 0, head.sequence.q_len);
+      over_query_rows(sequences, [&](const Head& head, int64_t head_q, int64_t begin, int64_t end) {
+        k_.delta(a, head, head_q, begin, end);
       });
     }
 
@@ -212,7 +211,7 @@ class CpuKernel : public BoundKernel {
       BackwardTask task;
       // The first keys of all heads first: under a causal mask they take longest.
       const int64_t head = index % heads(), part = index / heads();
-      task.head = head_at(head);
+      task.head = {sequences[head / p_.head_kv], head / p_.head_kv, head % p_.head_kv};
       const int64_t kv_len = task.head.sequence.kv_len;
       task.key_begin = std::min(part * cut.keys, kv_len);
       task.key_end = std::min(task.key_begin + cut.keys, kv_len);
@@ -220,12 +219,10 @@ class CpuKernel : public BoundKernel {
       k_.backward(a, task, scratch + worker * backward_scratch_);
     });
     if (cut.parts > 1) {
-      parallel_for(p_.batch * p_.head_q, threads_, [&](int64_t item, int) {
-        const int64_t head_q = item % p_.head_q;
-        const int64_t head = item / p_.head_q * p_.head_kv + head_q / a.group;
-        const Head at_head = head_at(head);
-        k_.join_dq(a, at_head, head_q, 0, at_head.sequence.q_len, partial_at(head, 0),
-                   dq_partial_bytes() / int64_t{sizeof(float)}, static_cast<int>(cut.parts));
+      over_query_rows(sequences, [&](const Head& head, int64_t head_q, int64_t begin, int64_t end) {
+        k_.join_dq(a, head, head_q, begin, end,
+                   {partial_at(head.b * p_.head_kv + head.kv, 0),
+                    dq_partial_bytes() / int64_t{sizeof(float)}, cut.keys});
       });
     }
     zero_padding_keys(t, sequences);
@@ -237,6 +234,7 @@ class CpuKernel : public BoundKernel {
  private:
   static int64_t aligned(size_t bytes) { return round_up(static_cast<int64_t>(bytes), kAlign); }
   int64_t heads() const { return p_.batch * p_.head_kv; }
+  int64_t group() const { return p_.head_q / p_.head_kv; }
   int64_t sequence_bytes() const {
     return round_up(p_.batch * static_cast<int64_t>(sizeof(Sequence)), kAlign);
   }
@@ -249,7 +247,20 @@ class CpuKernel : public BoundKernel {
                     kAlign);
   }
   int64_t dq_partial_bytes() const {
-    return round_up(p_.head_q / p_.head_kv * p_.q_len * p_.dim_qk * int64_t{sizeof(float)}, kAlign);
+    return round_up(group() * p_.q_len * p_.dim_qk * int64_t{sizeof(float)}, kAlign);
+  }
+
+  // body(head, query head, begin, end) for all rows of queries, tiles of the backward pass whole.
+  template <typename Body>
+  void over_query_rows(const Sequence* sequences, const Body& body) const {
+    const int64_t rows = round_up(kRowsOfStep, k_.sizes.backward_tile_q);
+    const int64_t chunks = ceil_div(p_.q_len, rows);
+    parallel_for(p_.batch * p_.head_q * chunks, threads_, [&](int64_t item, int) {
+      const int64_t begin = item % chunks * rows, of_all = item / chunks;
+      const int64_t b = of_all / p_.head_q, head_q = of_all % p_.head_q;
+      const int64_t end = std::min(begin + rows, sequences[b].q_len);
+      if (begin < end) body(Head{sequences[b], b, head_q / group()}, head_q, begin, end);
+    });
   }
 
   // Keys past a key length have no gradient, but their rows exist.

@@ -8,6 +8,7 @@
 namespace fovea::FOVEA_ISA {
 
 using cpu::BackwardTask;
+using cpu::DqParts;
 
 template <typename T, typename M>
 class Backward {
@@ -46,16 +47,24 @@ class Backward {
   }
 
   static void join_dq(const Arguments& a, const Head& head, int64_t head_q, int64_t begin,
-                      int64_t end, const float* partials, int64_t stride, int count) {
+                      int64_t end, const DqParts& parts) {
     const int64_t h = head_q - head.kv * a.group;
-    for (int64_t i = begin; i < end; ++i) {
-      T* const dq = row_pointer<T>(a.dq, head, head_q, i, head.sequence.q_row);
-      const float* row = partials + (h * head.sequence.q_len + i) * a.dim_qk;
-      for (int d = 0; d < a.dim_qk; d += kLanes) {
-        Vec total = zero();
-        for (int p = 0; p < count; ++p)
-          total = total + load_up_to(row + p * stride + d, a.dim_qk - d);
-        store_up_to(dq + d, total * broadcast(a.scale), a.dim_qk - d);
+    for (int64_t tile = begin; tile < end; tile += kTileQ) {
+      const int64_t tile_end = smaller(tile + kTileQ, end);
+      const Sight sight = sight_of(a, head, h, tile);
+      const bool some = sight.begin < sight.end;  // then parts that see a row have been written
+      const int64_t from = some ? sight.begin / parts.keys : 0;
+      const int64_t to = some ? (sight.end - 1) / parts.keys + 1 : 0;
+      for (int64_t i = tile; i < tile_end; ++i) {
+        T* const dq = row_pointer<T>(a.dq, head, head_q, i, head.sequence.q_row);
+        const float* const row = parts.first + (h * head.sequence.q_len + i) * a.dim_qk;
+        for (int d = 0; d < a.dim_qk; d += kLanes) {
+          Vec total = zero();
+          for (int64_t p = from; p < to; ++p) {
+            total = total + load_up_to(row + p * parts.stride + d, a.dim_qk - d);
+          }
+          store_up_to(dq + d, total * broadcast(a.scale), a.dim_qk - d);
+        }
       }
     }
   }
@@ -124,7 +133,6 @@ class Backward {
     for (int64_t i = 0; i < q_len_; i += kTileQ) {
       if (meets_keys(h, i)) pack_queries(head_q, i);
     }
-    for (int64_t x = 0; x < q_len_ * n_.qk_cols; x += kLanes) store(s_.dq + x, zero());
     for (int64_t j = task_.key_begin; j < task_.key_end; j += kTileKv) {
       const int keys = static_cast<int>(smaller(kTileKv, task_.key_end - j));
       const int64_t block = a_.group > 1 ? (j - task_.key_begin) / kTileKv : 0;
@@ -140,20 +148,33 @@ class Backward {
         write_transposed(a_.dv, j, keys, a_.dim_v, dv_t, 1.0f);
       }
     }
-    write_dq(h, head_q);
+    for (int64_t i = 0; i < q_len_; i += kTileQ) {
+      if (meets_keys(h, i)) write_dq(h, head_q, i, smaller(i + kTileQ, q_len_));
+    }
+  }
+
+  // Keys that rows of a tile see, from the first to the last.
+  struct Sight {
+    int64_t begin = 0, end = 0;
+  };
+  static Sight sight_of(const Arguments& a, const Head& head, int64_t h, int64_t tile) {
+    const int64_t last = smaller(tile + kTileQ, head.sequence.q_len) - 1;
+    return {row_at(a, head, h, tile).first_key(), row_at(a, head, h, last).last_key()};
   }
 
   // Whether the tile that begins at query i has a row that sees keys of this task, or is to make
-  // delta.
+  // delta and all of dq.
   bool meets_keys(int64_t h, int64_t i) const {
-    const int64_t last = smaller(i + kTileQ, q_len_) - 1;
-    return task_.dq_partial == nullptr || (row_at(a_, head_, h, i).first_key() < task_.key_end &&
-                                           row_at(a_, head_, h, last).last_key() > task_.key_begin);
+    if (task_.dq_partial == nullptr) return true;
+    const Sight sight = sight_of(a_, head_, h, i);
+    return sight.begin < task_.key_end && sight.end > task_.key_begin;
   }
 
   void pack_queries(int64_t head_q, int64_t i) {
     const int rows = static_cast<int>(smaller(kTileQ, q_len_ - i));
     const int64_t t = i / kTileQ;
+    float* const dq = s_.dq + i * n_.qk_cols;
+    for (int x = 0; x < rows * n_.qk_cols; x += kLanes) store(dq + x, zero());
     if (task_.dq_partial == nullptr) delta(a_, head_, head_q, i, i + rows);
     pack_side(a_.q, head_q, i, rows, a_.dim_qk, n_.qk_depth, s_.q + i * n_.qk_depth,
               s_.q_t + i * n_.qk_rows);
@@ -284,9 +305,9 @@ class Backward {
     }
   }
 
-  void write_dq(int64_t h, int64_t head_q) {
+  void write_dq(int64_t h, int64_t head_q, int64_t begin, int64_t end) {
     constexpr int kAhead = 16;
-    for (int64_t i = 0; i < q_len_; ++i) {
+    for (int64_t i = begin; i < end; ++i) {
       const float* src = s_.dq + i * n_.qk_cols;
       if (task_.dq_partial != nullptr) {
         float* const dst = task_.dq_partial + (h * q_len_ + i) * a_.dim_qk;

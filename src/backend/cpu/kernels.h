@@ -24,9 +24,16 @@ struct ForwardTask {
 struct BackwardTask {
   Head head;
   int64_t key_begin = 0, key_end = 0;
-  // One of several over the keys: [group * q_len][dim_qk] sums, unscaled. Delta is then known;
-  // otherwise the task writes it.
+  // One of several over the keys: [group * q_len][dim_qk] sums, unscaled, of tiles of queries that
+  // see some of the keys. Delta is then known; otherwise the task writes it.
   float* dq_partial = nullptr;
+};
+
+// What several tasks over the keys of one KV head made of dq.
+struct DqParts {
+  const float* first = nullptr;
+  int64_t stride = 0;  // from one part to the next, in floats
+  int64_t keys = 0;    // of a part
 };
 
 // One tile of the bias gradient.
@@ -70,9 +77,10 @@ struct Kernels {
   // delta of rows [begin, end) of one (batch, head).
   void (*delta)(const Arguments&, const Head& head, int64_t head_q, int64_t begin,
                 int64_t end) = nullptr;
-  // dq of rows [begin, end) of one query head: the sum of `count` partials, `stride` floats apart.
+  // dq of rows [begin, end) of one query head: the sum of its parts. begin is a multiple of
+  // backward_tile_q.
   void (*join_dq)(const Arguments&, const Head& head, int64_t head_q, int64_t begin, int64_t end,
-                  const float* partials, int64_t stride, int count) = nullptr;
+                  const DqParts& parts) = nullptr;
   double (*peak_flops_of_a_thread)() = nullptr;
 };
 
