@@ -58,18 +58,23 @@ class Backward {
       for (int64_t i = tile; i < tile_end; ++i) {
         T* const dq = row_pointer<T>(a.dq, head, head_q, i, head.sequence.q_row);
         const float* const row = parts.first + (h * head.sequence.q_len + i) * a.dim_qk;
-        for (int d = 0; d < a.dim_qk; d += kLanes) {
-          Vec total = zero();
-          for (int64_t p = from; p < to; ++p) {
-            total = total + load_up_to(row + p * parts.stride + d, a.dim_qk - d);
-          }
-          store_up_to(dq + d, total * broadcast(a.scale), a.dim_qk - d);
-        }
+        add_parts(a, row + from * parts.stride, to - from, parts.stride, dq);
       }
     }
   }
 
  private:
+  static void add_parts(const Arguments& a, const float* first, int64_t count, int64_t stride,
+                        T* dq) {
+    for (int d = 0; d < a.dim_qk; d += kLanes) {
+      Vec total = zero();
+      for (int64_t p = 0; p < count; ++p) {
+        total = total + load_up_to(first + p * stride + d, a.dim_qk - d);
+      }
+      store_up_to(dq + d, total * broadcast(a.scale), a.dim_qk - d);
+    }
+  }
+
   static constexpr int kTileQ = Tile::kTileQ;
   static constexpr int kTileKv = Tile::kTileKv;
   static constexpr int kGradStride = kTileKv + 16;

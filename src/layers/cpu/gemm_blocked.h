@@ -174,9 +174,9 @@ class BlockedGemm {
 
       // What is packed at once: of a chunk.
       int64_t packs() const { return parts(columns, kPackColumns); }
+      int64_t pieces_of_member() const { return parts(m.rows, kFewestRows); }  // of its rows
       StripSize size() const {
-        return {chunk_count(m) * packs(), m.batch * parts(m.rows, kFewestRows),
-                kTileRows / kFewestRows};
+        return {chunk_count(m) * packs(), m.batch * pieces_of_member(), kTileRows / kFewestRows};
       }
     };
     Strip strip_at(int64_t n) const {
@@ -201,7 +201,7 @@ class BlockedGemm {
     };
     const auto multiply = [&](int64_t strip, int64_t begin, int64_t end, int worker) {
       const auto s = group.strip_at(strip);
-      const int64_t down = parts(s.m.rows, kFewestRows);  // of one batch member
+      const int64_t down = s.pieces_of_member();
       for (int64_t next; begin < end; begin = next) {
         const int64_t batch = begin / down;
         next = least(end, (batch + 1) * down);

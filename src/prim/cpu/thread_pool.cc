@@ -36,15 +36,19 @@ void pause() {
 #endif
 }
 
-// Until there() or a while has passed.
+// Until there() or a while has passed: whether it is there.
 template <typename There>
-void look_out(There there) {
+bool look_out(There there) {
   for (int n = 0; n < kLooks; ++n) {
-    if (there()) return;
+    if (there()) return true;
     pause();
   }
   const auto end = std::chrono::steady_clock::now() + kLookout;
-  while (!there() && std::chrono::steady_clock::now() < end) sched_yield();
+  while (!there()) {
+    if (std::chrono::steady_clock::now() >= end) return false;
+    sched_yield();
+  }
+  return true;
 }
 
 class Pool {
@@ -71,8 +75,7 @@ class Pool {
     work(0);
     job_.fetch_add(1);  // closes it: nobody waits for those who have not come yet
     const auto done = [&] { return busy_.load() == 0; };
-    look_out(done);
-    if (done()) return;
+    if (look_out(done)) return;
     std::unique_lock<std::mutex> lock(mutex_);
     done_.wait(lock, done);
   }
@@ -113,14 +116,13 @@ class Pool {
       return is_open(job) && job != seen;
     };
     for (;;) {
-      look_out(is_new);
-      if (!is_new()) {
+      if (!look_out(is_new)) {
         std::unique_lock<std::mutex> lock(mutex_);
         ++asleep_;
         wake_.wait(lock, is_new);
         --asleep_;
       }
-      // Once counted among the busy: a job that is open now stays as it is until they are done.
+      // First counted, then looked: a job that is open now stays as it is until it is done here.
       ++busy_;
       const uint64_t job = job_.load();
       if (is_open(job)) {
@@ -144,8 +146,8 @@ class Pool {
   std::mutex turn_;   // held by the call whose job this is
   std::mutex mutex_;  // of those who go to sleep
   std::condition_variable wake_, done_;
-  // Counts up when a job is opened and when it is closed. What follows it is written while no job
-  // is open and nobody busy, and read by the busy while one is.
+  // Counts up when a job is opened and when it is closed. What describes a job is written between
+  // jobs, when the busy have left, and read by those who found it open after they were counted.
   alignas(kLine) std::atomic<uint64_t> job_{0};
   ParallelBody body_ = nullptr;
   void* context_ = nullptr;
