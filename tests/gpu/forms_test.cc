@@ -81,6 +81,28 @@ TEST_F(Forms, LogitBoundOfManyRows) {
   }
 }
 
+// Small heads, whose forward kernels walk through tiles that all rows see without a question: from
+// the first on, from a later one, or not at all; whatever scores do on the way.
+TEST_F(Forms, ManyTilesOfKeysOfSmallHeads) {
+  const Engine wide = {"portable", "", Device::cuda(0)};
+  const Engine crowded = {"portable", "", Device::cuda(0), "1"};
+  for (const char* dim : {"d=16", "d=32"}) {
+    for (const char* shape :
+         {"hq=4 hkv=2 q=700 kv=1300", "hq=2 q=1100 kv=1024", "b=2 hq=3 hkv=1 q=130 kv=1030",
+          "b=2 hq=4 hkv=2 q=600 kv=1100 keylens=1100,513", "b=3 hq=2 q=900 kv=900 varlen pad=8"}) {
+      for (const char* extra :
+           {"", "mask=causal", "mask=window:300:40", "mask=causal prefix=270", "mask=window:2000:200",
+            "mask=causal data=spiky", "mask=causal data=large_logits logit_bound=20",
+            "mask=causal logit_bound=20 scale=0.6931471805599453",
+            "data=large_logits logit_bound=20 scale=0.6931471805599453"}) {
+        for (const Engine& engine : {wide, crowded}) {
+          expect_accurate({engine}, std::string(shape) + " dtype=bf16 " + dim + " " + extra, 1e7);
+        }
+      }
+    }
+  }
+}
+
 // So many rows that on a GPU as small as that backward takes them in larger tiles; and a few less.
 TEST_F(Forms, ManyRowsOfSmallHeads) {
   const Engine small = {"portable", "", Device::cuda(0), "1"};

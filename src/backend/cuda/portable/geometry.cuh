@@ -81,6 +81,13 @@ struct KeyTiles {
   __device__ __forceinline__ int index_of(int tile) const {
     return tile < prefix ? count() - 1 - tile : last - 1 - tile;
   }
+  // The first n from which on every row sees all keys of the tiles, which then follow each other
+  // downwards; count() where a window or a prefix ends them otherwise. Tiles of `size` keys from
+  // `begin` on.
+  __device__ __forceinline__ int seen_whole_from(int begin, int size) const {
+    if (prefix > 0 || begin + first * size < all_begin) return count();
+    return clamp_to(last - max(all_end - begin, 0) / size, 0, count());
+  }
   __device__ __forceinline__ bool seen_by_all(int begin, int end) const {
     return (end <= all_end && (begin >= all_begin || all_begin <= all_prefix)) || end <= all_prefix;
   }

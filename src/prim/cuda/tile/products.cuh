@@ -159,6 +159,16 @@ __device__ __forceinline__ uint32_t nonfinite_bits(uint32_t pair) {
 }
 constexpr uint32_t kNonfinite = 0x80008000u;
 
+// Two fragments beside each other as a left operand.
+template <typename T>
+__device__ __forceinline__ void pack_operand(uint32_t (&a)[4], const ptx::Fragment& left,
+                                             const ptx::Fragment& right) {
+  a[0] = ptx::pack<T>(left[0], left[1]);
+  a[1] = ptx::pack<T>(left[2], left[3]);
+  a[2] = ptx::pack<T>(right[0], right[1]);
+  a[3] = ptx::pack<T>(right[2], right[3]);
+}
+
 // sum[m] += weights[m] (8 kK columns) x rows row_b .. row_b + 8 kK - 1 of B. `dirty`: the tile may
 // hold values that are not finite and must not meet weights of zero.
 template <typename T, typename TileB, int kM, int kK, int kN>
@@ -175,12 +185,7 @@ __device__ __forceinline__ void add_weighted_rows(ptx::Fragment (&sum)[kM][kN],
     for (int k = 0; k < kK; k += 2) {
       uint32_t a[kM][4];
 #pragma unroll
-      for (int m = 0; m < kM; ++m) {
-        a[m][0] = ptx::pack<T>(weights[m][k][0], weights[m][k][1]);
-        a[m][1] = ptx::pack<T>(weights[m][k][2], weights[m][k][3]);
-        a[m][2] = ptx::pack<T>(weights[m][k + 1][0], weights[m][k + 1][1]);
-        a[m][3] = ptx::pack<T>(weights[m][k + 1][2], weights[m][k + 1][3]);
-      }
+      for (int m = 0; m < kM; ++m) pack_operand<T>(a[m], weights[m][k], weights[m][k + 1]);
 #pragma unroll
       for (int n = 0; n < kN; n += 2) {
         uint32_t b[4];

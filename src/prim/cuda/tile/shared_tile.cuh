@@ -189,18 +189,20 @@ struct TileLoader {
   // The same in two steps: what this thread is to bring, and bringing it.
   struct Share {
     const T* source;
-    int left;  // rows from its first to the end
+    int left;         // rows from its first to the end
+    uint32_t thread;  // whose it is
   };
-  __device__ __forceinline__ static Share share(const T* base, int64_t stride, int row, int end) {
-    const int first = source_row(threadIdx.x / kPerRow), lane = threadIdx.x % kPerRow;
-    return {base + (row + first) * stride + lane * kPerChunk, end - row - first};
+  __device__ __forceinline__ static Share share(const T* base, int64_t stride, int row, int end,
+                                                uint32_t thread = threadIdx.x) {
+    const int first = source_row(thread / kPerRow), lane = thread % kPerRow;
+    return {base + (row + first) * stride + lane * kPerChunk, end - row - first, thread};
   }
   template <bool kEnds>
   __device__ __forceinline__ static void fill_share(uint32_t shared, const Share& share,
                                                     int64_t stride) {
     constexpr bool kRepeats = kRowStep % 8 == 0;  // the exchange of chunks does
     static_assert(kOrder == RowOrder::kPlain || kRowStep % 16 == 0);
-    const int first = threadIdx.x / kPerRow, lane = threadIdx.x % kPerRow;
+    const int first = share.thread / kPerRow, lane = share.thread % kPerRow;
     const T* source = share.source;
 #pragma unroll
     for (int r = 0; r < Tile::kRows; r += kRowStep) {

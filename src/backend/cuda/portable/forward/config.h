@@ -61,6 +61,11 @@ struct ForwardConfig {
   // Turns of the loop over keys are so short that it shows in their schedule how code around them
   // is written.
   constexpr bool short_turns() const { return dim_qk <= 32; }
+  // And so short that what is asked at each tile shows too: tiles that are seen whole are walked
+  // through without.
+  constexpr bool walks() const {
+    return short_turns() && key_warps == 1 && terms == Terms::kNone && products == Products::kHalf;
+  }
   constexpr int tile_q() const { return warps / key_warps * 16 * m_tiles; }
   constexpr int shared_bytes() const {
     return (tile_q() + kStages * tile_kv) * shared_row_bytes(products, dim_qk) +

@@ -29,6 +29,14 @@ class ForwardBlock : ForwardRows<Shape> {
   // place for it; but where turns are few or short, or have terms to read besides, questions in
   // them would show.
   static constexpr bool kLoadsAgain = kRead || kSharing > 1 || kC.short_turns();
+  static constexpr int kChunks = kTileKv / kC.chunk_kv, kAllTiles = kChunks;
+  // Terms cost more than a look at the reference. Where warps share rows and have few chunks each,
+  // code that is fetched for the first time takes longer than such looks.
+  static constexpr bool kBold = !kAnyTerms && (kSharing == 1 || (kSharing == 2 && kC.dim_qk <= 32));
+  // Small head dims spend so little on a chunk that a question at each would show; and without
+  // terms so little on a tile that those at each tile do.
+  static constexpr bool kTight = kBold && kC.dim_qk <= 64;
+  static constexpr bool kWalks = kC.walks();
 
  public:
   __device__ __forceinline__ ForwardBlock(const ForwardArguments& a, SharedForwardPlace& place,
@@ -46,6 +54,7 @@ class ForwardBlock : ForwardRows<Shape> {
       // The first two tiles have been asked for, or are in two turns before that of the first.
 #pragma unroll 1
       for (int n = turn; n < place_.count; ++n) {
+        [[maybe_unused]] bool walks = false;
         if (n >= 0) {
           if (n == 0) {
             ptx::cp_async_wait<1>();
@@ -53,7 +62,12 @@ class ForwardBlock : ForwardRows<Shape> {
             ptx::cp_async_wait<0>();
           }
           if (n == 0) stages_.round_queries();
-          __syncthreads();
+          walks = kWalks && n >= place_.plain && !place_.careful;
+          if (walks) {
+            walks = __syncthreads_and(settled_ || first_row() >= place_.rows);
+          } else {
+            __syncthreads();
+          }
           if constexpr (kC.q_in_registers) {
             if (n == 0) tile::rows_of_tile<TileQ>(q_, stages_.q(), first_row());
             if constexpr (kBias) {
@@ -79,8 +93,9 @@ class ForwardBlock : ForwardRows<Shape> {
           tile_of_read(n, first, next);
           first = next;
         } else {
-          tile(stage, Stages::first_key(place_, n));
+          tile(n, walks);
         }
+        if (kWalks && walks) break;
       }
       ptx::cp_async_wait<0>();
       softmax_.finish();
@@ -127,17 +142,36 @@ class ForwardBlock : ForwardRows<Shape> {
     return true;
   }
 
-  __device__ __forceinline__ void tile(int stage, int first) {
-    constexpr int kChunks = kTileKv / kC.chunk_kv;
-    const uint32_t s_k = stages_.k(stage), s_v = stages_.v(stage);
+  // Tile n; with `walks` it and all that follow, which are plain, with rows that have a reference.
+  __device__ __forceinline__ void tile(int n, bool walks) {
+    const int first = Stages::first_key(place_, n);
+    const uint32_t s_k = stages_.k(n % 2), s_v = stages_.v(n % 2);
+    const int c = walks ? kAllTiles : ask_chunks(s_k, s_v, first);
+    if constexpr (kWalks) {
+      if constexpr (kMayBeBounded) {
+        if (a_.products_are_exponents && bounded()) {
+          walk<true>(n, c);
+          return;
+        }
+      }
+      walk<false>(n, c);
+    } else if constexpr (kTight) {
+      if constexpr (kApart) {
+        if (!computed().alibi()) {
+          add_capped_chunks(s_k, s_v, c);
+          return;
+        }
+      }
+      add_clear_chunks<false>(s_k, s_v, c, first);
+    }
+  }
+
+  // This warp's chunks of a tile until they ask no questions: gives the first of those, or a
+  // negative number.
+  __device__ __forceinline__ int ask_chunks(uint32_t s_k, uint32_t s_v, int first) {
     const WarpSight& sight = place_.warps[warp()];
-    // Terms cost more than a look at the reference. Where warps share rows and have few chunks
-    // each, code that is fetched for the first time takes longer than such looks.
-    constexpr bool kBold = !kAnyTerms && (kSharing == 1 || (kSharing == 2 && kC.dim_qk <= 32));
-    // Small head dims spend so little on a chunk that a question at each would show.
-    constexpr bool kTight = kBold && kC.dim_qk <= 64;
     // Warps without rows, or whose rows see nothing of the tile, must not hold up the others.
-    if (kTight && sight.hides(first, first + kTileKv)) return;
+    if (kTight && sight.hides(first, first + kTileKv)) return -1;
     bool bets = kBold;
     if constexpr (kComputed) bets = computed().foreseeable();
     int c = kChunks - 1 - share();
@@ -164,19 +198,7 @@ class ForwardBlock : ForwardRows<Shape> {
       }
       if constexpr (kBold) settled_ = this->settled();
     }
-    if constexpr (kTight && kMayBeBounded && kC.short_turns()) {
-      if (a_.products_are_exponents) {
-        add_clear_chunks<true>(s_k, s_v, c, first);
-        return;
-      }
-    }
-    if constexpr (kTight && kApart) {
-      if (!computed().alibi()) {
-        add_capped_chunks(s_k, s_v, c);
-        return;
-      }
-    }
-    if constexpr (kTight) add_clear_chunks<false>(s_k, s_v, c, first);
+    return c;
   }
 
   // Chunk c of a tile and those before it, which ask no questions.
@@ -188,6 +210,34 @@ class ForwardBlock : ForwardRows<Shape> {
       this->template add_chunk<false, kC.chunk_kv, kExponents>(s_k, s_v, chunk, first + chunk,
                                                                true);
     }
+  }
+
+  // The same of tile n; or, for kAllTiles, of this one and all that follow. From one to the next
+  // nothing is asked, and little is kept in registers, for they are what the chunks' schedule wants.
+  template <bool kExponents>
+  __device__ __forceinline__ void walk(int n, int c) {
+    int left = 1;
+    if (c == kAllTiles) {
+      left = place_.count - n;
+      c = last_chunk();
+    }
+#pragma unroll 1
+    for (int stage = n % 2;; stage ^= 1) {
+      add_clear_chunks<kExponents>(stages_.k(stage), stages_.v(stage), c, 0);
+      if (--left == 0) break;
+      ptx::cp_async_wait<0>();
+      __syncthreads();
+      if (left > 1) {
+        stages_.load_plain(place_, stage, Stages::first_key_from_end(place_, left - 1));
+      }
+      ptx::cp_async_commit();
+      c = last_chunk();
+    }
+    if constexpr (kExponents) softmax_.start_references(true);  // which are not kept meanwhile
+  }
+  // Of a tile of which this warp's rows, if there are any, see all.
+  __device__ __forceinline__ int last_chunk() const {
+    return first_row() < place_.rows ? kChunks - 1 : -1;
   }
 
   // The same with softcap, in steps so small that one vote is enough for the scores of all rows.

@@ -22,6 +22,7 @@ struct WarpSight {
 struct ForwardPlace : Place {
   KeyTiles tiles;
   int count;                  // of them
+  int plain;                  // of kernels that walk: from this one on all rows see all keys
   bool careful;               // the work is being done again
   bool nonfinite;             // and a tile held values that are not finite
   const void *keys, *values;  // the sequence's first
@@ -73,6 +74,10 @@ __device__ __forceinline__ void find_place(const ForwardArguments& a, ForwardPla
   place.tiles =
       key_tiles(p, place.s, place.span, place.rows, place.key_begin, place.key_end, kTileKv);
   place.count = place.key_end > place.key_begin ? place.tiles.count() : 0;
+  if constexpr (Shape::kConfig.walks()) {
+    place.plain =
+        a.whole_rows ? place.tiles.seen_whole_from(place.key_begin, kTileKv) : place.count;
+  }
 }
 
 // Of rows from `row` of the tile on; by one lane of the warp.

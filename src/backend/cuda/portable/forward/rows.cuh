@@ -27,6 +27,7 @@ class ForwardRows {
   static constexpr bool kRead = kBias || kMask;
   // A warp that shares its rows may see none of the keys, and cannot tell small weights from none.
   static constexpr bool kMayBeBounded = kC.terms == Terms::kNone && kC.key_warps == 1;
+  static constexpr bool kCrowded = kC.width == Width::kCrowded;
   static constexpr int kM = kC.m_tiles, kOut = kC.dim_v / 8;
   static constexpr int kTileQ = kC.tile_q(), kTileKv = kC.tile_kv;
   static constexpr int kSharing = kC.key_warps;
@@ -182,14 +183,38 @@ class ForwardRows {
       if (!all) rows.hide_unseen(scores, first);
       if (!bounded()) softmax_.look(scores, out_, to_log2);
       softmax_.weigh(scores, to_log2);
+    } else if constexpr (kExponents && kCrowded) {
+      add_exponents(scores, s_v, chunk);
+      return;
     } else {
-      constexpr int kMixed = kC.width == Width::kCrowded ? (kExponents ? 3 : 1) : 0;
-      softmax_.template weigh<kMixed, kExponents>(scores, to_log2);
+      softmax_.template weigh<kCrowded ? 1 : 0, kExponents>(scores, to_log2);
     }
     if constexpr (kAnyTerms) {
       if (a_.p.drop_threshold != 0) rows.drop(scores, first);
     }
     tile::add_weighted_rows<T, TileV>(out_, scores, s_v, chunk, false);
+  }
+
+  // What scores that are exponents add, 16 keys after another: the order of instructions that
+  // compilers make of it is 2 % faster than that of all weights first.
+  template <int kN>
+  __device__ __forceinline__ void add_exponents(ptx::Fragment (&scores)[kM][kN], uint32_t s_v,
+                                                int chunk) {
+    static_assert(kOut == 2);
+    const auto v_at = TileV::Lane::rows_first();
+#pragma unroll
+    for (int n = 0; n < kN; n += 2) {
+      uint32_t v[4];
+      ptx::ldmatrix_x4_trans(v, s_v + v_at.at(chunk + n * 8, 0));
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        softmax_.weigh_exponents(m, scores[m][n], scores[m][n + 1], (n / 2 + m) % 2 != 0);
+        uint32_t weights[4];
+        tile::pack_operand<T>(weights, scores[m][n], scores[m][n + 1]);
+        ptx::mma_m16n8k16<T>(out_[m][0], weights, v[0], v[1]);
+        ptx::mma_m16n8k16<T>(out_[m][1], weights, v[2], v[3]);
+      }
+    }
   }
 
   // The same with softcap, of keys that all rows see and rows that have a reference.

@@ -20,11 +20,13 @@ struct RunningSoftmax {
 
   // bounded: scores are believed to be near 0, which is the reference then.
   __device__ __forceinline__ void start(bool bounded) {
+    start_references(bounded);
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      reference[r] = bounded ? 0.0f : -__builtin_huge_valf();
-      sum[r] = 0;
-    }
+    for (int r = 0; r < kRows; ++r) sum[r] = 0;
+  }
+  __device__ __forceinline__ void start_references(bool bounded) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) reference[r] = bounded ? 0.0f : -__builtin_huge_valf();
   }
 
   // Moves the reference if these scores outgrow it; `out` are the sums of weighted values, rescaled
@@ -93,11 +95,29 @@ struct RunningSoftmax {
     }
   }
 
-  // Which value of which of four fragments: apart from each other, or the time is lost again.
+  // The same of 16 keys of one tile, whose scores are in log2 units with a reference of 0. One of a
+  // lane's values by multiply-adds, where they are `odd` two: apart from each other, or the time is
+  // lost again.
+  __device__ __forceinline__ void weigh_exponents(int m, ptx::Fragment& left, ptx::Fragment& right,
+                                                  bool odd) {
+    const auto power = [](float x, bool mixed) {
+      return mixed ? ptx::exp2_cubic(x) : ptx::exp2_approx(x);
+    };
+#pragma unroll
+    for (int x = 0; x < 4; ++x) left[x] = power(left[x], odd && x == 0);
+#pragma unroll
+    for (int x = 0; x < 4; ++x) right[x] = power(right[x], x == (odd ? 0 : 1));
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      sum[2 * m + half] += left[2 * half] + left[2 * half + 1];
+      sum[2 * m + half] += right[2 * half] + right[2 * half + 1];
+    }
+  }
+
+  // Which value of which of four fragments.
   template <int kMixed>
   static constexpr bool is_mixed(int n, int x) {
-    static_assert(kMixed == 0 || kMixed == 1 || kMixed == 3);
-    if (kMixed == 3) return x == 3 ? n % 2 == 0 : x == 1 && n == 1;
+    static_assert(kMixed == 0 || kMixed == 1);
     return kMixed == 1 && x == 3 && n == 3;
   }
 

@@ -21,8 +21,17 @@ class ForwardStages {
 
  public:
   using TileQ = tile::SharedTile<T, kC.tile_q(), kC.dim_qk>;
-  using TileK = tile::SharedTile<T, kTileKv, kC.dim_qk>;
-  using TileV = tile::SharedTile<T, kTileKv, kC.dim_v, kFrugal>;
+  using TileK = tile::SharedTile<T, kTileKv, kC.dim_qk, kC.walks()>;
+  using TileV = tile::SharedTile<T, kTileKv, kC.dim_v, kFrugal || kC.walks()>;
+
+ private:
+  static constexpr tile::RowOrder kOrder =
+      kMask ? tile::RowOrder::kRunsOfEight : tile::RowOrder::kPlain;
+  using LoaderQ = tile::TileLoader<T, TileQ, kThreads>;
+  using LoaderK = tile::TileLoader<T, TileK, kThreads, kOrder>;
+  using LoaderV = tile::TileLoader<T, TileV, kThreads, kOrder>;
+
+ public:
 
   __device__ __forceinline__ ForwardStages(const ForwardArguments& a, uint32_t shared)
       : a_(a), s_q_(shared), s_k_(s_q_ + TileQ::kBytes), s_v_(s_k_ + 2 * TileK::kBytes) {}
@@ -36,6 +45,11 @@ class ForwardStages {
   // The first key of the n-th tile.
   static __device__ __forceinline__ int first_key(const ForwardPlace& place, int n) {
     return place.key_begin + place.tiles.tile(n) * kTileKv;
+  }
+
+  // Of the tile that is the n-th to the last, where they follow each other to the end.
+  static __device__ __forceinline__ int first_key_from_end(const ForwardPlace& place, int n) {
+    return place.key_begin + (place.tiles.first + n - 1) * kTileKv;
   }
 
   // Waits for earlier kernels and asks for Q and the first tiles; false where there are no rows.
@@ -84,13 +98,19 @@ class ForwardStages {
                   a_.vector_v, filled);
   }
 
- private:
-  using LoaderQ = tile::TileLoader<T, TileQ, kThreads>;
-  static constexpr tile::RowOrder kOrder =
-      kMask ? tile::RowOrder::kRunsOfEight : tile::RowOrder::kPlain;
-  using LoaderK = tile::TileLoader<T, TileK, kThreads, kOrder>;
-  using LoaderV = tile::TileLoader<T, TileV, kThreads, kOrder>;
+  // Keys from `first` on, all there and of whole rows. Where a thread's share lies is worked out
+  // anew: there is no register to keep it in.
+  __device__ __forceinline__ void load_plain(const ForwardPlace& place, int stage,
+                                             int first) const {
+    uint32_t thread = threadIdx.x;
+    asm volatile("" : "+r"(thread));
+    LoaderK::template fill_share<false>(
+        k(stage), LoaderK::share(keys(place), a_.k.row, first, 0, thread), a_.k.row);
+    LoaderV::template fill_share<false>(
+        v(stage), LoaderV::share(values(place), a_.v.row, first, 0, thread), a_.v.row);
+  }
 
+ private:
   static __device__ __forceinline__ const T* keys(const ForwardPlace& place) {
     return static_cast<const T*>(place.keys);
   }
