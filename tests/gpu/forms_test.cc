@@ -90,11 +90,11 @@ TEST_F(Forms, ManyTilesOfKeysOfSmallHeads) {
     for (const char* shape :
          {"hq=4 hkv=2 q=700 kv=1300", "hq=2 q=1100 kv=1024", "b=2 hq=3 hkv=1 q=130 kv=1030",
           "b=2 hq=4 hkv=2 q=600 kv=1100 keylens=1100,513", "b=3 hq=2 q=900 kv=900 varlen pad=8"}) {
-      for (const char* extra :
-           {"", "mask=causal", "mask=window:300:40", "mask=causal prefix=270", "mask=window:2000:200",
-            "mask=causal data=spiky", "mask=causal data=large_logits logit_bound=20",
-            "mask=causal logit_bound=20 scale=0.6931471805599453",
-            "data=large_logits logit_bound=20 scale=0.6931471805599453"}) {
+      for (const char* extra : {"", "mask=causal", "mask=window:300:40", "mask=causal prefix=270",
+                                "mask=window:2000:200", "mask=causal data=spiky",
+                                "mask=causal data=large_logits logit_bound=20",
+                                "mask=causal logit_bound=20 scale=0.6931471805599453",
+                                "data=large_logits logit_bound=20 scale=0.6931471805599453"}) {
         for (const Engine& engine : {wide, crowded}) {
           expect_accurate({engine}, std::string(shape) + " dtype=bf16 " + dim + " " + extra, 1e7);
         }

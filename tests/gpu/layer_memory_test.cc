@@ -56,11 +56,18 @@ double relative_difference(const TensorView& a, const TensorView& b) {
   return std::sqrt(apart / length);
 }
 
-// As many tokens as have the first convolution made again: by products, and by tiles.
+// As many tokens as have the first convolution made again: by products, and by tiles; and by tiles
+// a few less.
 TEST_F(DeviceLayers, CcgqaOfManyTokensMayLend) {
-  for (const auto& [embed, batch] : {std::pair{int64_t{1024}, int64_t{2}}, {512, 4}}) {
-    SCOPED_TRACE("width " + std::to_string(embed));
-    CcgqaSample sample = ccgqa(CcgqaOptions::hydra(embed, 8, 2), batch, 7000);
+  struct Shape {
+    CcgqaOptions options;
+    int64_t batch, len;
+  };
+  for (const Shape& shape : {Shape{CcgqaOptions::hydra(1024, 8, 2), 2, 7000},
+                             {CcgqaOptions::hydra(128, 8, 2, 1), 16, 6600},
+                             {CcgqaOptions::hydra(512, 8, 2), 4, 7000}}) {
+    SCOPED_TRACE("width " + std::to_string(shape.options.embed_dim));
+    CcgqaSample sample = ccgqa(shape.options, shape.batch, shape.len);
     TensorStore store(DType::kBf16);
     const LayerValues<CcgqaWeights> values(sample, store);
     auto kept = trial_of(plan_layer(sample, DType::kBf16, Device::cuda(0)), values, store);

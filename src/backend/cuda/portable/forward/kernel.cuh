@@ -213,7 +213,8 @@ class ForwardBlock : ForwardRows<Shape> {
   }
 
   // The same of tile n; or, for kAllTiles, of this one and all that follow. From one to the next
-  // nothing is asked, and little is kept in registers, for they are what the chunks' schedule wants.
+  // nothing is asked, and little is kept in registers, for they are what the chunks' schedule
+  // wants.
   template <bool kExponents>
   __device__ __forceinline__ void walk(int n, int c) {
     int left = 1;

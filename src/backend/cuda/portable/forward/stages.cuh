@@ -32,7 +32,6 @@ class ForwardStages {
   using LoaderV = tile::TileLoader<T, TileV, kThreads, kOrder>;
 
  public:
-
   __device__ __forceinline__ ForwardStages(const ForwardArguments& a, uint32_t shared)
       : a_(a), s_q_(shared), s_k_(s_q_ + TileQ::kBytes), s_v_(s_k_ + 2 * TileK::kBytes) {}
 
