@@ -238,8 +238,8 @@ Result<PrologueNeeds> CudaEngine::prologue_needs(const Prologue& p, Pass pass) c
 }
 
 // To make u again costs a hundredth of the time where there are many tokens, and a launch where
-// there are few, which is more of the time of tiles: they keep it as long as the layer needs less
-// than its formula does. Channels by themselves are no such product.
+// there are few, which is more of the time of tiles: they keep it for more tokens. Channels by
+// themselves are no such product.
 bool CudaEngine::makes_u_again(const Prologue& p) const {
   constexpr int64_t kManyBytes = int64_t{4} << 20, kManyBytesOfTiles = int64_t{32} << 20;
   return p.convolve && p.first.block[0].group > 1 &&

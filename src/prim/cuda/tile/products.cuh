@@ -159,10 +159,10 @@ __device__ __forceinline__ uint32_t nonfinite_bits(uint32_t pair) {
 }
 constexpr uint32_t kNonfinite = 0x80008000u;
 
-// Two fragments beside each other as a left operand.
+// The pairs of two neighbouring fragments, as the A operand with depth along their columns.
 template <typename T>
-__device__ __forceinline__ void pack_operand(uint32_t (&a)[4], const ptx::Fragment& left,
-                                             const ptx::Fragment& right) {
+__device__ __forceinline__ void pack_fragments(uint32_t (&a)[4], const ptx::Fragment& left,
+                                               const ptx::Fragment& right) {
   a[0] = ptx::pack<T>(left[0], left[1]);
   a[1] = ptx::pack<T>(left[2], left[3]);
   a[2] = ptx::pack<T>(right[0], right[1]);
@@ -185,7 +185,7 @@ __device__ __forceinline__ void add_weighted_rows(ptx::Fragment (&sum)[kM][kN],
     for (int k = 0; k < kK; k += 2) {
       uint32_t a[kM][4];
 #pragma unroll
-      for (int m = 0; m < kM; ++m) pack_operand<T>(a[m], weights[m][k], weights[m][k + 1]);
+      for (int m = 0; m < kM; ++m) pack_fragments<T>(a[m], weights[m][k], weights[m][k + 1]);
 #pragma unroll
       for (int n = 0; n < kN; n += 2) {
         uint32_t b[4];

@@ -164,8 +164,8 @@ class ShortKeys {
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
       uint32_t p[4], ds[4];
-      pack_fragments<T>(p, weights[m]);
-      pack_fragments<T>(ds, scores[m]);
+      tile::pack_fragments<T>(p, weights[m][0], weights[m][1]);
+      tile::pack_fragments<T>(ds, scores[m][0], scores[m][1]);
 #pragma unroll
       for (int x = 0; x < 2 * kD; ++x) {
         const int d = x / 2, n = x % 2 * 2;

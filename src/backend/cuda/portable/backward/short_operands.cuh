@@ -167,13 +167,4 @@ __device__ __forceinline__ void dot_rows(float (&dots)[2][2], const Operand<T, k
   }
 }
 
-// The pairs of two neighbouring fragments, as the A operand with depth along their columns.
-template <typename T>
-__device__ __forceinline__ void pack_fragments(uint32_t (&to)[4], const ptx::Fragment (&x)[2]) {
-  to[0] = ptx::pack<T>(x[0][0], x[0][1]);
-  to[1] = ptx::pack<T>(x[0][2], x[0][3]);
-  to[2] = ptx::pack<T>(x[1][0], x[1][1]);
-  to[3] = ptx::pack<T>(x[1][2], x[1][3]);
-}
-
 }  // namespace fovea::cuda

@@ -161,7 +161,7 @@ class ShortRows {
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
       uint32_t ds[4];
-      pack_fragments<T>(ds, scores[m]);
+      tile::pack_fragments<T>(ds, scores[m][0], scores[m][1]);
 #pragma unroll
       for (int x = 0; x < 2 * kD; ++x) {
         const int d = x / 2, n = x % 2 * 2;

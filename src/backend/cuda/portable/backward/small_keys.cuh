@@ -352,15 +352,9 @@ class SmallKeyBlock {
 #pragma unroll
       for (int x = 0; x < 4; ++x) scores[n][x] = weights[n][x] * -scores[n][x];
     }
-    const auto packed = [](const ptx::Fragment(&x)[2], uint32_t(&to)[4]) {
-      to[0] = ptx::pack<T>(x[0][0], x[0][1]);
-      to[1] = ptx::pack<T>(x[0][2], x[0][3]);
-      to[2] = ptx::pack<T>(x[1][0], x[1][1]);
-      to[3] = ptx::pack<T>(x[1][2], x[1][3]);
-    };
     uint32_t p[4], ds[4];
-    packed(weights, p);
-    packed(scores, ds);
+    tile::pack_fragments<T>(p, weights[0], weights[1]);
+    tile::pack_fragments<T>(ds, scores[0], scores[1]);
     if constexpr (kMasked) {
 #pragma unroll
       for (int x = 0; x < 4; ++x) {

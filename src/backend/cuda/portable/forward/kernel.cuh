@@ -54,7 +54,7 @@ class ForwardBlock : ForwardRows<Shape> {
       // The first two tiles have been asked for, or are in two turns before that of the first.
 #pragma unroll 1
       for (int n = turn; n < place_.count; ++n) {
-        [[maybe_unused]] bool walks = false;
+        bool walks = false;
         if (n >= 0) {
           if (n == 0) {
             ptx::cp_async_wait<1>();
@@ -95,7 +95,7 @@ class ForwardBlock : ForwardRows<Shape> {
         } else {
           tile(n, walks);
         }
-        if (kWalks && walks) break;
+        if (walks) break;
       }
       ptx::cp_async_wait<0>();
       softmax_.finish();

@@ -210,7 +210,7 @@ class ForwardRows {
       for (int m = 0; m < kM; ++m) {
         softmax_.weigh_exponents(m, scores[m][n], scores[m][n + 1], (n / 2 + m) % 2 != 0);
         uint32_t weights[4];
-        tile::pack_operand<T>(weights, scores[m][n], scores[m][n + 1]);
+        tile::pack_fragments<T>(weights, scores[m][n], scores[m][n + 1]);
         ptx::mma_m16n8k16<T>(out_[m][0], weights, v[0], v[1]);
         ptx::mma_m16n8k16<T>(out_[m][1], weights, v[2], v[3]);
       }

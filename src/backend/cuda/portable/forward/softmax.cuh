@@ -95,9 +95,9 @@ struct RunningSoftmax {
     }
   }
 
-  // The same of 16 keys of one tile, whose scores are in log2 units with a reference of 0. One of a
-  // lane's values by multiply-adds, where they are `odd` two: apart from each other, or the time is
-  // lost again.
+  // The same of 16 keys and the rows of one tile, where scores are in log2 units and the reference
+  // is 0. Of a lane's eight values one is made by multiply-adds, two of `odd` keys: apart from each
+  // other, or the time is lost again.
   __device__ __forceinline__ void weigh_exponents(int m, ptx::Fragment& left, ptx::Fragment& right,
                                                   bool odd) {
     const auto power = [](float x, bool mixed) {

@@ -14,24 +14,17 @@ class ForwardStages {
   static constexpr ForwardConfig kC = Shape::kConfig;
   static constexpr int kTileKv = kC.tile_kv, kThreads = kC.threads();
   static constexpr bool kMask = kC.terms == Terms::kMask;
-  static constexpr bool kFrugal = kMask || kC.terms == Terms::kComputed;
+  static constexpr bool kFrugalK = kC.walks();
+  static constexpr bool kFrugalV = kMask || kC.terms == Terms::kComputed || kC.walks();
   // Where warps share rows a call is over in a few microseconds, most of them spent on code that is
   // fetched for the first time: there is little of it here.
   static constexpr bool kFewRows = kC.key_warps > 1;
 
  public:
   using TileQ = tile::SharedTile<T, kC.tile_q(), kC.dim_qk>;
-  using TileK = tile::SharedTile<T, kTileKv, kC.dim_qk, kC.walks()>;
-  using TileV = tile::SharedTile<T, kTileKv, kC.dim_v, kFrugal || kC.walks()>;
+  using TileK = tile::SharedTile<T, kTileKv, kC.dim_qk, kFrugalK>;
+  using TileV = tile::SharedTile<T, kTileKv, kC.dim_v, kFrugalV>;
 
- private:
-  static constexpr tile::RowOrder kOrder =
-      kMask ? tile::RowOrder::kRunsOfEight : tile::RowOrder::kPlain;
-  using LoaderQ = tile::TileLoader<T, TileQ, kThreads>;
-  using LoaderK = tile::TileLoader<T, TileK, kThreads, kOrder>;
-  using LoaderV = tile::TileLoader<T, TileV, kThreads, kOrder>;
-
- public:
   __device__ __forceinline__ ForwardStages(const ForwardArguments& a, uint32_t shared)
       : a_(a), s_q_(shared), s_k_(s_q_ + TileQ::kBytes), s_v_(s_k_ + 2 * TileK::kBytes) {}
 
@@ -110,6 +103,12 @@ class ForwardStages {
   }
 
  private:
+  using LoaderQ = tile::TileLoader<T, TileQ, kThreads>;
+  static constexpr tile::RowOrder kOrder =
+      kMask ? tile::RowOrder::kRunsOfEight : tile::RowOrder::kPlain;
+  using LoaderK = tile::TileLoader<T, TileK, kThreads, kOrder>;
+  using LoaderV = tile::TileLoader<T, TileV, kThreads, kOrder>;
+
   static __device__ __forceinline__ const T* keys(const ForwardPlace& place) {
     return static_cast<const T*>(place.keys);
   }
