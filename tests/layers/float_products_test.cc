@@ -9,38 +9,44 @@
 namespace fovea::test {
 namespace {
 
-constexpr int64_t kTokens = 200, kWidth = 64;
+constexpr int64_t kWidth = 64;
 // Of the absolute sum: FMA in any order stays below it here, floats cut into two bf16 would not.
 constexpr double kError = 6 * 0x1p-24;
 
 // Each token attends to itself alone, and its value is x: what is left is the projection of the
 // output, and in the backward pass that of its gradient.
 struct OneProjection {
+  struct Size {
+    int64_t tokens = 200, width = kWidth, heads = 1;
+  };
+  Size size;
   TensorStore store{DType::kF32};
   LayerInputs in;
   MultiHeadWeights w;
 
-  explicit OneProjection(double scale = 1) {
-    in.query = store.normal({kTokens, 1, kWidth}, scale);
-    for (TensorView* const t : {&w.q, &w.k, &w.v}) *t = store.normal({kWidth, kWidth}, 0);
-    for (int64_t i = 0; i < kWidth; ++i) set_element(w.v, i * kWidth + i, 1);
-    w.out = store.normal({kWidth, kWidth}, 1);
+  explicit OneProjection(double scale = 1) : OneProjection(Size{}, scale) {}
+  explicit OneProjection(Size s, double scale = 1) : size(s) {
+    const int64_t width = size.width;
+    in.query = store.normal({size.tokens, 1, width}, scale);
+    for (TensorView* const t : {&w.q, &w.k, &w.v}) *t = store.normal({width, width}, 0);
+    for (int64_t i = 0; i < width; ++i) set_element(w.v, i * width + i, 1);
+    w.out = store.normal({width, width}, 1);
   }
 
   // On every instruction set.
   template <typename Check>
   void run(const Check& check) {
     MultiHeadOptions options;
-    options.embed_dim = kWidth;
-    options.num_heads = 1;
-    options.head_dim = kWidth;
+    options.embed_dim = size.width;
+    options.num_heads = size.heads;
+    options.head_dim = size.width / size.heads;
     options.bias = false;
     options.dtype = DType::kF32;
     for (const std::string& isa : cpu_isas()) {
       SCOPED_TRACE(isa);
       const VariableScope scope("FOVEA_ISA", isa);
       const auto plan = make_layer(
-          options, {.batch = kTokens, .q_len = 1, .use = LayerUse::kTraining}, Device::cpu());
+          options, {.batch = size.tokens, .q_len = 1, .use = LayerUse::kTraining}, Device::cpu());
       ASSERT_TRUE(plan.ok()) << plan.status().message();
       Trial<MultiHeadWeights> trial(*plan, store, in, w);
       trial.run();
@@ -72,34 +78,56 @@ void expect_sum(double got, const Sum& want) {
   }
 }
 
-void expect_output(const OneProjection& p, const TensorView& out) {
-  for (int64_t i = 0; i < kTokens * kWidth; ++i) {
+// Of every element, or with a larger step of some.
+void expect_output(const OneProjection& p, const TensorView& out, int64_t step = 1) {
+  const int64_t width = p.size.width;
+  for (int64_t i = 0; i < p.size.tokens * width; i += step) {
     SCOPED_TRACE(i);
-    expect_sum(element(out, i), products(p.in.query, i / kWidth * kWidth, 1, p.w.out,
-                                         i % kWidth * kWidth, 1, kWidth));
+    expect_sum(element(out, i),
+               products(p.in.query, i / width * width, 1, p.w.out, i % width * width, 1, width));
   }
 }
 
-void expect_input_gradient(const OneProjection& p, const TensorView& dout, const TensorView& dx) {
-  for (int64_t i = 0; i < kTokens * kWidth; ++i) {
+void expect_input_gradient(const OneProjection& p, const TensorView& dout, const TensorView& dx,
+                           int64_t step = 1) {
+  const int64_t width = p.size.width;
+  for (int64_t i = 0; i < p.size.tokens * width; i += step) {
     SCOPED_TRACE(i);
     expect_sum(element(dx, i),
-               products(dout, i / kWidth * kWidth, 1, p.w.out, i % kWidth, kWidth, kWidth));
+               products(dout, i / width * width, 1, p.w.out, i % width, width, width));
   }
 }
 
-TEST(FloatProducts, ErrAsFloats) {
-  OneProjection p;
+void expect_weight_gradient(const OneProjection& p, const TensorView& dout, const TensorView& dw,
+                            int64_t step = 1) {
+  const int64_t width = p.size.width;
+  for (int64_t i = 0; i < width * width; i += step) {
+    SCOPED_TRACE(i);
+    expect_sum(element(dw, i),
+               products(dout, i / width, width, p.in.query, i % width, width, p.size.tokens));
+  }
+}
+
+void expect_errors_of_floats(OneProjection p, int64_t step) {
   p.run([&](const Trial<MultiHeadWeights>& trial) {
-    expect_output(p, trial.call.out);
-    expect_input_gradient(p, trial.back.dout, trial.back.dquery);
-    for (int64_t i = 0; i < kWidth * kWidth; ++i) {
-      SCOPED_TRACE(i);
-      expect_sum(
-          element(trial.back.dweights.out, i),
-          products(trial.back.dout, i / kWidth, kWidth, p.in.query, i % kWidth, kWidth, kTokens));
-    }
+    expect_output(p, trial.call.out, step);
+    expect_input_gradient(p, trial.back.dout, trial.back.dquery, step);
+    expect_weight_gradient(p, trial.back.dout, trial.back.dweights.out, step);
   });
+}
+
+TEST(FloatProducts, ErrAsFloats) { expect_errors_of_floats(OneProjection(), 1); }
+
+// Contractions and rows so long that they are cut, with something left over; the second width is
+// one whose sums grow where they are wanted.
+TEST(FloatProducts, LargeOnesErrAsFloats) {
+  const VariableScope threads("FOVEA_NUM_THREADS", "2");
+  for (const OneProjection::Size size :
+       {OneProjection::Size{.tokens = 645, .width = 520, .heads = 8},
+        {.tokens = 645, .width = 544, .heads = 17}}) {
+    SCOPED_TRACE(size.width);
+    expect_errors_of_floats(OneProjection(size), 61);
+  }
 }
 
 TEST(FloatProducts, InfinitiesAndTheLargestFloats) {
@@ -114,7 +142,7 @@ TEST(FloatProducts, InfinitiesAndTheLargestFloats) {
 TEST(FloatProducts, TheLargestFloatsInASumOfProducts) {
   OneProjection p;
   set_element(p.w.k, 2 * kWidth + 9, std::numeric_limits<float>::max());
-  for (int64_t t = 0; t < kTokens; ++t) set_element(p.in.query, t * kWidth + 9, 0.25);
+  for (int64_t t = 0; t < p.size.tokens; ++t) set_element(p.in.query, t * kWidth + 9, 0.25);
   p.run([&](const Trial<MultiHeadWeights>& trial) {
     expect_input_gradient(p, trial.back.dout, trial.back.dquery);
   });

@@ -39,6 +39,12 @@ class BlockedGemm {
   static constexpr bool kRowsAsTheyLie = M::kLeftIsRows && sizeof(T) == sizeof(Elem);
   // Tiles for each thread, at least: cores are not equally fast at all times.
   static constexpr int64_t kTilesOfThread = kRowsAsTheyLie ? 8 : 3;
+  // Rows packed in slices are multiplied faster, and are packed again for each strip: strips are as
+  // wide as may be. Rows that could be read as they lie are packed if strips that pay for it are
+  // enough for the threads.
+  static constexpr bool kSlices = M::kLeftIsSliced;
+  static constexpr int64_t kSlicedColumns = 1024, kLeastSliced = 256, kSlicedTilesOfThread = 4;
+  static constexpr int64_t kSlicedChunk = 512, kLongestChunk = kSlices ? kSlicedChunk : kChunk;
   // Rows that meet b at once: with short vectors so few that a chunk of them stays in the first
   // cache while b passes. Those that lie side by side are packed so, at each depth.
   static constexpr int64_t kRowsNear = kLanes == 4 && M::kLeftIsRows ? 8 : kOwnRows;
@@ -47,19 +53,26 @@ class BlockedGemm {
   static constexpr int64_t kLeastColumns = 512;  // that one packing of b should cover
   static constexpr int64_t kMostStrips = 1024;
 
-  static constexpr int64_t kTileFloats = kOwnRows * kOwnColumns;
-  static_assert(kTileFloats >= kTileRows * kTileColumns && sizeof(T) <= sizeof(Elem));
+  static constexpr int64_t kTileFloats = kTileRows * (kSlices ? kSlicedColumns : kTileColumns);
+  static_assert(kTileFloats >= kOwnRows * kOwnColumns && sizeof(T) <= sizeof(Elem));
   static_assert(kPackColumns % M::kColumnAlign == 0 && kChunk % M::kDepthAlign == 0);
   static_assert(kPackedChunk % M::kDepthAlign == 0 && kPackedChunk <= kChunk);
   static_assert(kTileRows % M::kRowAlign == 0 && kOwnRows % M::kRowAlign == 0);
   static_assert(kTileRows <= kOwnRows && kTileRows % kFewestRows == 0);
   static_assert(kFewestRows % M::kRowAlign == 0);
 
+  // Elements of a tile's packed rows.
+  static constexpr int64_t left_size() {
+    if constexpr (kSlices) return M::slices_size(kOwnRows, kLongestChunk);
+    return kOwnRows * kLongestChunk;
+  }
+
  public:
   static constexpr size_t kPackedScratch = size_t{8} << 20;
   static constexpr size_t kSharedScratch = kPackedScratch + kMostStrips * kStripBytes;
   static constexpr size_t kWorkerScratch =
-      kTileFloats * sizeof(float) + (kOwnRows + kOwnColumns + kPackColumns) * kChunk * sizeof(Elem);
+      kTileFloats * sizeof(float) +
+      (left_size() + (kOwnColumns + kPackColumns) * kLongestChunk) * sizeof(Elem);
 
   static void run(const Gemm* gemms, int64_t count, int threads, const GemmScratch& scratch) {
     for (int64_t first = 0; first < count;) {
@@ -85,18 +98,27 @@ class BlockedGemm {
     int64_t block = 0, first = 0, length = 0;
     int64_t padded() const { return up(length, M::kDepthAlign); }
   };
-  static int64_t longest_chunk(const Gemm& g) { return g.a.depth == 1 ? kChunk : kPackedChunk; }
-  static int64_t chunk_count(const Gemm& g) { return g.blocks * parts(g.depth, longest_chunk(g)); }
-  static Chunk chunk_at(const Gemm& g, int64_t n) {
+  struct Product : Gemm {
+    bool sliced = false;  // whether rows are packed in slices
+  };
+  static int64_t longest_chunk(const Product& g) {
+    return g.sliced ? kSlicedChunk : g.a.depth == 1 ? kChunk : kPackedChunk;
+  }
+  static int64_t chunk_count(const Product& g) {
+    return g.blocks * parts(g.depth, longest_chunk(g));
+  }
+  static Chunk chunk_at(const Product& g, int64_t n) {
     const int64_t longest = longest_chunk(g);
     const int64_t each = parts(g.depth, longest), first = n % each * longest;
     return {n / each, first, least(longest, g.depth - first)};
   }
   // Where the packed columns of a chunk begin, in elements for each column of b.
-  static int64_t chunk_depth(const Gemm& g, int64_t n) {
+  static int64_t chunk_depth(const Product& g, int64_t n) {
     const int64_t longest = longest_chunk(g), each = parts(g.depth, longest);
     return n / each * up(g.depth, M::kDepthAlign) + n % each * longest;
   }
+  // Whether rows can be read as they lie.
+  static bool lies(const Gemm& g) { return kRowsAsTheyLie && g.a.depth == 1; }
   static int64_t packed_columns(const Gemm& g) { return up(g.cols, M::kColumnAlign); }
   static int64_t packed_bytes(const Gemm& g) {
     const int64_t depth = g.blocks * up(g.depth, M::kDepthAlign);
@@ -104,7 +126,8 @@ class BlockedGemm {
   }
 
   // Batch members that follow each other as rows do are rows.
-  static Gemm merged(Gemm g) {
+  static Product merged(const Gemm& gemm) {
+    Product g{gemm};
     if (g.batch > 1 && g.a.batch == g.rows * g.a.row && g.c_batch == g.rows * g.c_row) {
       g.rows *= g.batch;
       g.batch = 1;
@@ -114,7 +137,7 @@ class BlockedGemm {
 
   // A product whose b is too large for the shared scratch: by columns that fit, or, where those
   // would be too few, packing by tile.
-  static void run_alone(const Gemm& m, int threads, const GemmScratch& scratch) {
+  static void run_alone(const Product& m, int threads, const GemmScratch& scratch) {
     if (FewRows::takes(m)) return FewRows::run(m, threads);
     const int64_t column = packed_bytes(m) / packed_columns(m);
     const int64_t fit =
@@ -122,7 +145,7 @@ class BlockedGemm {
         kPackColumns;
     if (fit < kLeastColumns) return run_with_own_packing(m, threads, scratch);
     for (int64_t first = 0; first < m.cols; first += fit) {
-      Gemm piece = m;
+      Product piece = m;
       piece.cols = least(fit, m.cols - first);
       piece.b.data = static_cast<const T*>(m.b.data) + first * m.b.col;
       piece.c = static_cast<T*>(m.c) + first * m.c_col;
@@ -136,26 +159,43 @@ class BlockedGemm {
   // Products whose packed b fit in the shared scratch together.
   struct Group {
     static constexpr int64_t kMost = 16;
-    Gemm gemms[kMost];
+    Product products[kMost];
     int64_t count = 0, bytes = 0, columns = 0;
-    int64_t packed[kMost] = {};                                     // byte offset of b
-    int64_t wide = kRowsAsTheyLie ? kNarrowColumns : kTileColumns;  // of a strip
+    int64_t packed[kMost] = {};  // byte offset of b
+    int64_t wide = 0;            // a strip
 
-    bool take(const Gemm& g) {
+    bool take(const Product& g) {
       if (count == kMost || FewRows::takes(g)) return false;
       const int64_t more = up(packed_bytes(g), 64), wider = up(g.cols, kPackColumns);
       if (bytes + more > static_cast<int64_t>(kPackedScratch)) return false;
       if (columns + wider > kMostStrips * kPackColumns) return false;
-      if (g.a.depth != 1) wide = kTileColumns;
-      gemms[count] = g;
+      products[count] = g;
       packed[count++] = bytes;
       bytes += more;
       columns += wider;
       return true;
     }
 
-    int64_t strips_of(int64_t g) const { return parts(gemms[g].cols, wide); }
-    static int64_t tiles_of_strip(const Gemm& m) { return m.batch * parts(m.rows, kTileRows); }
+    // Into tiles: narrower strips where there would be too few for the threads.
+    void cut(int threads) {
+      bool lie = true, broad = false;
+      for (int64_t g = 0; g < count; ++g) {
+        lie = lie && lies(products[g]);
+        broad = broad || products[g].cols >= kLeastSliced;
+      }
+      wide = kLeastSliced;
+      const bool pays = broad && tiles() >= kSlicedTilesOfThread * threads;
+      for (int64_t g = 0; g < count && kSlices; ++g) {
+        products[g].sliced = !lies(products[g]) || (pays && products[g].cols >= kLeastSliced);
+      }
+      const bool slices = kSlices && (pays || !lie);
+      wide = slices ? kSlicedColumns : lie ? kNarrowColumns : kTileColumns;
+      const int64_t enough = (slices ? kSlicedTilesOfThread : kTilesOfThread) * threads;
+      while (tiles() < enough && wide > kPackColumns) wide /= 2;
+    }
+
+    int64_t strips_of(int64_t g) const { return parts(products[g].cols, wide); }
+    static int64_t tiles_of_strip(const Product& m) { return m.batch * parts(m.rows, kTileRows); }
     int64_t strips() const {
       int64_t sum = 0;
       for (int64_t g = 0; g < count; ++g) sum += strips_of(g);
@@ -163,12 +203,12 @@ class BlockedGemm {
     }
     int64_t tiles() const {
       int64_t sum = 0;
-      for (int64_t g = 0; g < count; ++g) sum += strips_of(g) * tiles_of_strip(gemms[g]);
+      for (int64_t g = 0; g < count; ++g) sum += strips_of(g) * tiles_of_strip(products[g]);
       return sum;
     }
 
     struct Strip {
-      const Gemm& m;
+      const Product& m;
       int64_t packed;          // byte offset of b
       int64_t first, columns;  // in m
 
@@ -182,13 +222,12 @@ class BlockedGemm {
     Strip strip_at(int64_t n) const {
       int64_t g = 0;
       for (; n >= strips_of(g); ++g) n -= strips_of(g);
-      return {gemms[g], packed[g], n * wide, least(wide, gemms[g].cols - n * wide)};
+      return {products[g], packed[g], n * wide, least(wide, products[g].cols - n * wide)};
     }
   };
 
   static void run_group(Group& group, int threads, const GemmScratch& scratch) {
-    // Narrower strips where there would be too few tiles for the threads.
-    while (group.tiles() < kTilesOfThread * threads && group.wide > kPackColumns) group.wide /= 2;
+    group.cut(threads);
     const auto packed_at = [&](const typename Group::Strip& s, int64_t n, int64_t col) {
       auto* const packed = reinterpret_cast<Elem*>(scratch.shared + s.packed);
       return packed + chunk_depth(s.m, n) * packed_columns(s.m) + col * chunk_at(s.m, n).padded();
@@ -216,7 +255,8 @@ class BlockedGemm {
         [&](int64_t strip) { return group.strip_at(strip).size(); }, pack, multiply);
   }
 
-  static void run_with_own_packing(const Gemm& m, int threads, const GemmScratch& scratch) {
+  static void run_with_own_packing(Product m, int threads, const GemmScratch& scratch) {
+    m.sliced = kSlices;
     int64_t tall = kOwnRows;
     const int64_t across = parts(m.cols, kOwnColumns);
     while (m.batch * parts(m.rows, tall) * across < 2 * threads && tall > 64) tall /= 2;
@@ -224,7 +264,7 @@ class BlockedGemm {
     parallel_for(m.batch * down * across, threads, [&](int64_t item, int worker) {
       const Tile tile{item / across / down, item / across % down * tall, tall,
                       item % across * kOwnColumns, kOwnColumns};
-      Elem* const own = packed_of(scratch, worker) + kOwnRows * kChunk;
+      Elem* const own = packed_of(scratch, worker) + left_size();
       make_tile(m, clipped(m, tile), worker, scratch, [&](int64_t n, const Tile& t) {
         const Chunk chunk = chunk_at(m, n);
         for (int64_t c = 0; c < t.cols; c += kPackColumns) {
@@ -239,7 +279,7 @@ class BlockedGemm {
   struct Tile {
     int64_t batch = 0, row = 0, rows = 0, col = 0, cols = 0;
   };
-  static Tile clipped(const Gemm& m, Tile t) {
+  static Tile clipped(const Product& m, Tile t) {
     t.rows = least(t.rows, m.rows - t.row);
     t.cols = least(t.cols, m.cols - t.col);
     return t;
@@ -253,12 +293,12 @@ class BlockedGemm {
   }
 
   static T* gathered_of(const GemmScratch& s, int worker) {
-    return reinterpret_cast<T*>(packed_of(s, worker) + (kOwnRows + kOwnColumns) * kChunk);
+    return reinterpret_cast<T*>(packed_of(s, worker) + left_size() + kOwnColumns * kLongestChunk);
   }
 
   // right(n, tile): the tile's packed columns of chunk n.
   template <typename Right>
-  static void make_tile(const Gemm& m, const Tile& t, int worker, const GemmScratch& scratch,
+  static void make_tile(const Product& m, const Tile& t, int worker, const GemmScratch& scratch,
                         const Right& right) {
     const bool here = summed_in_c(m, t);
     float* const c = here ? reinterpret_cast<float*>(row_of_c(m, t, 0)) : tile_of(scratch, worker);
@@ -271,13 +311,23 @@ class BlockedGemm {
       const Elem* const b = right(n, t);
       const int depth = static_cast<int>(chunk.padded());
       const bool set = n == 0 && !(here && m.add);
-      auto a = left_of(m, t, chunk, packed_of(scratch, worker));
+      const auto multiply = [&](int64_t row, int64_t rows, const auto& a) FOVEA_INLINED {
+        float* const to = c + row * ldc;
+        const int count = static_cast<int>(rows);
+        set ? M::template multiply<false>(to, ldc, count, cols, depth, a, b, depth)
+            : M::template multiply<true>(to, ldc, count, cols, depth, a, b, depth);
+      };
+      Elem* const own = packed_of(scratch, worker);
+      if constexpr (kSlices) {
+        if (m.sliced) {
+          multiply(0, t.rows, slices_of(m, t, chunk, own));
+          continue;
+        }
+      }
+      auto a = left_of(m, t, chunk, own);
       const int64_t next = at_once * (m.a.depth == 1 ? row_of(a) : depth);
       for (int64_t row = 0; row < t.rows; row += at_once, a.data += next) {
-        const int rows = static_cast<int>(least(at_once, t.rows - row));
-        float* const to = c + row * ldc;
-        set ? M::template multiply<false>(to, ldc, rows, cols, depth, a, b, depth)
-            : M::template multiply<true>(to, ldc, rows, cols, depth, a, b, depth);
+        multiply(row, least(at_once, t.rows - row), a);
       }
     }
     M::end();
@@ -298,18 +348,29 @@ class BlockedGemm {
   }
 
   // Whether c can take a tile's sums as they grow.
-  static bool summed_in_c(const Gemm& m, const Tile& t) {
+  static bool summed_in_c(const Product& m, const Tile& t) {
     return std::same_as<T, float> && chunk_count(m) > 0 && m.scale == 1 && m.bias == nullptr &&
            m.c_col == 1 && t.cols % M::kColumnAlign == 0 && t.rows % M::kRowAlign == 0;
   }
-  static T* row_of_c(const Gemm& m, const Tile& t, int64_t row) {
+  static T* row_of_c(const Product& m, const Tile& t, int64_t row) {
     return static_cast<T*>(m.c) + t.batch * m.c_batch + (t.row + row) * m.c_row + t.col * m.c_col;
   }
 
+  static const T* first_of_a(const Product& m, const Tile& t, const Chunk& chunk) {
+    return static_cast<const T*>(m.a.data) + t.batch * m.a.batch + t.row * m.a.row +
+           chunk.block * m.a.block + chunk.first * m.a.depth;
+  }
+
+  static auto slices_of(const Product& m, const Tile& t, const Chunk& chunk, Elem* own) {
+    const int length = static_cast<int>(chunk.length), padded = static_cast<int>(chunk.padded());
+    M::pack_left_slices(own, first_of_a(m, t, chunk), m.a.row, m.a.depth, static_cast<int>(t.rows),
+                        length, padded);
+    return M::slices(own, padded);
+  }
+
   // The tile's rows of one chunk: where they lie, if the matrix class can read them there.
-  static typename M::Left left_of(const Gemm& m, const Tile& t, const Chunk& chunk, Elem* own) {
-    const T* const a = static_cast<const T*>(m.a.data) + t.batch * m.a.batch + t.row * m.a.row +
-                       chunk.block * m.a.block + chunk.first * m.a.depth;
+  static typename M::Left left_of(const Product& m, const Tile& t, const Chunk& chunk, Elem* own) {
+    const T* const a = first_of_a(m, t, chunk);
     const int rows = static_cast<int>(t.rows), length = static_cast<int>(chunk.length);
     const int padded = static_cast<int>(chunk.padded());
     if (m.a.depth != 1) return transposed_left(m, a, rows, length, padded, own);
@@ -324,7 +385,7 @@ class BlockedGemm {
   }
 
   // Rows that are neighbours in memory: the gradient of a weight.
-  static typename M::Left transposed_left(const Gemm& m, const T* a, int rows, int length,
+  static typename M::Left transposed_left(const Product& m, const T* a, int rows, int length,
                                           int padded, Elem* own) {
     if constexpr (M::kTransposedLeftIsAView) {
       const int wide = static_cast<int>(least(up(rows, 2 * kLanes), kSideBySide));
@@ -346,7 +407,7 @@ class BlockedGemm {
 
   // Columns [first, first + count) of a chunk; `gathered` has room for them where neither stride
   // of b is 1.
-  static void pack_b(const Gemm& m, const Chunk& chunk, int64_t first, int64_t count, Elem* to,
+  static void pack_b(const Product& m, const Chunk& chunk, int64_t first, int64_t count, Elem* to,
                      T* gathered) {
     const T* b = static_cast<const T*>(m.b.data) + chunk.block * m.b.block +
                  chunk.first * m.b.depth + first * m.b.col;
@@ -369,7 +430,7 @@ class BlockedGemm {
     M::template pack_right_transposed<T>(to, b, stride, cols, length, padded);
   }
 
-  static void store_tile(const Gemm& m, const Tile& t, const float* c, int64_t ldc) {
+  static void store_tile(const Product& m, const Tile& t, const float* c, int64_t ldc) {
     const T* const bias = static_cast<const T*>(m.bias);
     const Vec scale = broadcast(static_cast<float>(m.scale));
     for (int64_t r = 0; r < t.rows; ++r, c += ldc) {

@@ -11,6 +11,7 @@ struct Bf16Pairs {
   static constexpr Exp2 kExp2 = Exp2::kBf16;
   static constexpr int kPanel = 16;
   static constexpr bool kTransposedLeftIsAView = false;
+  static constexpr bool kLeftIsSliced = false;
   static constexpr bool kLeftIsRows = true;
 
   struct Left {

@@ -46,6 +46,10 @@ concept Matrix = requires(typename M::Elem* dst, const typename M::Elem* packed,
   { M::kTransposedLeftIsAView } -> std::convertible_to<bool>;
   // Whether a left operand of Elem is its rows as they lie, with no packing needed.
   { M::kLeftIsRows } -> std::convertible_to<bool>;
+  // Whether there is a second kind of left operand for large products, slices: M::slices(packed,
+  // depth_pad), packed by pack_left_slices(dst, src, row, along, rows, depth, depth_pad) into
+  // slices_size(rows, depth_pad) elements.
+  { M::kLeftIsSliced } -> std::convertible_to<bool>;
   // Whether the forward pass turns scores to weights slot by slot, kSlotColumns at a time: for
   // products so fast that moving scores counts. Such a class also has store_left_two.
   { M::kOnePass } -> std::convertible_to<bool>;

@@ -20,6 +20,7 @@ struct MatrixBfmmla {
   static constexpr int kRowAlign = 2;
   static constexpr int kDepthAlign = 8;
   static constexpr bool kTransposedLeftIsAView = false;
+  static constexpr bool kLeftIsSliced = false;
   static constexpr bool kLeftIsRows = false;
   static constexpr bool kOnePass = false;
   // Tiles are multiples of 12 rows, the largest block of accumulators. They are sized for caches of

@@ -1,6 +1,8 @@
 // Products of float blocks by vector FMA. See matrix.h for what the members mean.
 #pragma once
 
+#include <concepts>
+
 #include "prim/cpu/simd_math.h"
 
 namespace fovea::FOVEA_ISA {
@@ -34,9 +36,12 @@ struct MatrixF32 {
   static constexpr int kBackwardCutTileQ = kCutTileQ;
   static constexpr int kRowsAtOnce =
       kVectorRegisters == 16 ? 6 : 8;  // accumulators: 12 of 16, or 16 of 32 registers
+  // Of slices: their elements' addresses take one register, however many rows there are.
+  static constexpr bool kLeftIsSliced = kLanes == 16;
+  static constexpr int kSliceRows = 12;
 
   // Rows asked for ahead of the one that is packed, where that is known to pay.
-  static constexpr int kRowsAhead = kLanes == 4 ? 16 : 0;
+  static constexpr int kRowsAhead = kLanes == 8 ? 0 : 16;
 
   struct Left {
     const float* data;
@@ -49,6 +54,14 @@ struct MatrixF32 {
     const float* data;
     int64_t panel;  // from one panel to the next
     LeftOfPanels from_row(int r) const { return {data + r * kPanel, panel}; }
+  };
+  // Rows side by side, kSliceRows of them at each depth, one slice after another.
+  struct LeftSlices {
+    const float* data;
+    int64_t slice;  // from one to the next
+    LeftSlices from_row(int r) const {
+      return {data + r / kSliceRows * slice + r % kSliceRows, slice};
+    }
   };
   // Left operands where it is known which stride is 1: that of the depth, or that between rows.
   struct LeftByRows {
@@ -86,6 +99,41 @@ struct MatrixF32 {
 
   template <typename T>
   static void pack_left_transposed(float*, int64_t, const T*, int64_t, int, int, int, int) {}
+
+  // A slice is written by whole vectors, and what they have beyond it after its last depth must not
+  // meet the next one.
+  static constexpr int64_t slice_size(int64_t depth_pad) { return depth_pad * kSliceRows + kLanes; }
+  static constexpr int64_t slices_size(int64_t rows, int64_t depth_pad) {
+    return (rows + kSliceRows - 1) / kSliceRows * slice_size(depth_pad);
+  }
+  static LeftSlices slices(const float* packed, int64_t depth_pad) {
+    return {packed, slice_size(depth_pad)};
+  }
+
+  // Element (r, k) is src[r * row + k * along]; one of the two strides is 1.
+  template <typename T>
+  static void pack_left_slices(float* dst, const T* src, int64_t row, int64_t along, int rows,
+                               int depth, int depth_pad) {
+    if (along == 1) {
+      for (int m = 0; m < rows; m += kSliceRows, dst += slice_size(depth_pad)) {
+        slice_of_rows(dst, src + m * row, row, rows - m, depth, depth_pad);
+      }
+      return;
+    }
+    // A few depths at a time: of src and of the slice, what is touched stays near.
+    constexpr int kDepths = 8;
+    for (int from = 0; from < depth_pad; from += kDepths) {
+      const int to = from + kDepths < depth_pad ? from + kDepths : depth_pad;
+      for (int k = from; k < to; ++k) ask_for_row(src, along, k, depth, rows);
+      float* slice = dst;
+      for (int m = 0; m < rows; m += kSliceRows, slice += slice_size(depth_pad)) {
+        for (int k = from; k < to; ++k) {
+          store(slice + k * kSliceRows,
+                k < depth ? load_up_to(src + k * along + m, rows - m) : zero());
+        }
+      }
+    }
+  }
 
   template <typename T>
   static bool pack_right(float* dst, const T* src, int64_t stride, int depth, int depth_pad,
@@ -171,6 +219,21 @@ struct MatrixF32 {
   }
 
  private:
+  // Of up to kSliceRows of `rows`.
+  template <typename T>
+  FOVEA_INLINE static void slice_of_rows(float* dst, const T* src, int64_t row, int rows, int depth,
+                                         int depth_pad) {
+    for (int k = 0; k < depth_pad; k += kLanes) {
+      Vec x[kLanes];
+      for (int r = 0; r < kLanes; ++r) {
+        const bool there = r < kSliceRows && r < rows && k < depth;
+        x[r] = there ? load_up_to(src + r * row + k, depth - k) : zero();
+      }
+      transpose_lanes(x);
+      for (int i = 0; i < kLanes && k + i < depth_pad; ++i) store(dst + (k + i) * kSliceRows, x[i]);
+    }
+  }
+
   // While `row` of `rows` is packed.
   template <typename T>
   FOVEA_INLINE static void ask_for_row(const T* src, int64_t stride, int row, int rows, int n) {
@@ -182,10 +245,16 @@ struct MatrixF32 {
   template <bool kAccumulate, typename AnyLeft>
   FOVEA_INLINE static void panels(float* c, int64_t ldc, int64_t c_panel, int rows, int cols,
                                   int depth, AnyLeft a, const float* b, int64_t b_depth_pad) {
+    constexpr int kMost = std::same_as<AnyLeft, LeftSlices> ? kSliceRows : kRowsAtOnce;
     for (int n = 0; n < cols; n += kPanel, b += b_depth_pad * kPanel, c += c_panel) {
       int m = 0;
-      for (; m + kRowsAtOnce <= rows; m += kRowsAtOnce) {
-        tile<kRowsAtOnce, kAccumulate>(c + m * ldc, ldc, depth, a.from_row(m), b);
+      for (; m + kMost <= rows; m += kMost) {
+        tile<kMost, kAccumulate>(c + m * ldc, ldc, depth, a.from_row(m), b);
+      }
+      if constexpr (kMost > 8) {
+        for (; m + 8 <= rows; m += 8) {
+          tile<8, kAccumulate>(c + m * ldc, ldc, depth, a.from_row(m), b);
+        }
       }
       for (; m + 4 <= rows; m += 4) {
         tile<4, kAccumulate>(c + m * ldc, ldc, depth, a.from_row(m), b);
@@ -198,7 +267,7 @@ struct MatrixF32 {
   FOVEA_INLINE static void tile(float* c, int64_t ldc, int depth, AnyLeft a, const float* b) {
     Vec acc[kRows][2];
     for (int r = 0; r < kRows; ++r) acc[r][0] = acc[r][1] = zero();
-    if constexpr (kFmaTakesALane) {
+    if constexpr (kFmaTakesALane || std::same_as<AnyLeft, LeftSlices>) {
       for (int r = 0; r < kRows; ++r) prefetch_to_write(c + r * ldc, kPanel);
     }
     add<kRows>(acc, depth, a, b);
@@ -216,6 +285,28 @@ struct MatrixF32 {
     for (int k = 0; k < depth; ++k) {
       const float* const column = a.data + k * a.depth;
       add_depth<kRows>(acc, b + k * kPanel, [=](int r) { return broadcast(column[r * a.row]); });
+    }
+  }
+
+  template <int kRows>
+  FOVEA_INLINE static void add(Vec (&acc)[kRows][2], int depth, LeftSlices a, const float* b) {
+    // b is long, and comes from the second cache.
+    constexpr int kDepths = 4, kAhead = 8;
+    static_assert(kDepthAlign % kDepths == 0);
+    for (int k = 0; k < depth; k += kDepths) {
+#pragma GCC unroll 4
+      for (int i = 0; i < kDepths; ++i) {
+        prefetch_to_read(b + (i + kAhead) * kPanel, kPanel);
+        const Vec b0 = load(b + i * kPanel), b1 = load(b + i * kPanel + kLanes);
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; ++r) {
+          const Vec x = broadcast(a.data[i * kSliceRows + r]);
+          acc[r][0] = fma_in_place(x, b0, acc[r][0]);
+          acc[r][1] = fma_in_place(x, b1, acc[r][1]);
+        }
+      }
+      a.data += kDepths * kSliceRows;
+      b += kDepths * kPanel;
     }
   }
 

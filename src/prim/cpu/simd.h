@@ -13,8 +13,20 @@
 #include "prim/cpu/simd_baseline.h"
 #endif
 
-#ifndef FOVEA_ISA_NEON
 namespace fovea::FOVEA_ISA {
+
+// a * b + sum, of long rows of such products whose sums keep their registers. Left to itself GCC
+// has some end in an operand's register, and moves vectors about, and to memory, to make room.
+FOVEA_INLINE Vec fma_in_place(Vec a, Vec b, Vec sum) {
+#if defined(__FMA__)
+  asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+  return sum;
+#else
+  return fma(a, b, sum);
+#endif
+}
+
+#ifndef FOVEA_ISA_NEON
 
 // A number that many fma() add.
 struct Addend {
@@ -23,6 +35,6 @@ struct Addend {
 
   float value;
 };
+#endif
 
 }  // namespace fovea::FOVEA_ISA
-#endif
