@@ -24,7 +24,6 @@ constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * t
 struct ForwardCut {
   int64_t rows = 0;    // of a chunk
   int64_t chunks = 0;  // of a KV head
-  int64_t places = 1;  // that a chunk may have in its sequence; those of one take equally long
   int64_t parts = 1;
   int64_t keys = 0;  // of a part
 };
@@ -45,8 +44,6 @@ ForwardCut cut_forward(const AttentionProblem& p, const KernelSizes& sizes, int 
     cut.rows = round_up(cut.rows / 2, sizes.tile_q);
   }
   cut.chunks = ceil_div(rows, cut.rows);
-  const bool of_one_head = p.q_len % cut.rows == 0;
-  cut.places = std::max<int64_t>(1, of_one_head ? p.q_len / cut.rows : cut.chunks);
   const int64_t tasks = std::max<int64_t>(1, heads * cut.chunks);
   const int64_t most = ceil_div(p.kv_len, kPartKeys);
   if (tasks < int64_t{2} * threads && threads > 1 && most > 1) {
@@ -151,10 +148,7 @@ class CpuKernel : public BoundKernel {
       ForwardTask task;
       // The last rows of all heads first: under a causal mask they take longest, and what is left
       // for the end is short.
-      const int64_t of_place = items / cut.places, of_head = cut.chunks / cut.places;
-      const int64_t place = cut.places - 1 - item / of_place;
-      const int64_t head = item % of_place / of_head;
-      const int64_t chunk = item % of_head * cut.places + place;
+      const int64_t head = item % heads(), chunk = cut.chunks - 1 - item / heads();
       task.head = {sequences[head / p_.head_kv], head / p_.head_kv, head % p_.head_kv};
       const Sequence& s = task.head.sequence;
       task.row_begin = chunk * cut.rows;

@@ -22,8 +22,8 @@ class OnePass {
   // The tile of `next`, which may be null, follows.
   void tile(const Job& job, const Job* next) {
     for (int r = 0; r < job.rows; ++r) store(t_.s.sums + r * kLanes, zero());
-    const T* const queries = next != nullptr && next->first ? t_.q_row(next->row) : nullptr;
-    const T* const outs = job.last ? t_.out_row(job.row) : nullptr;
+    const Lines queries = next != nullptr && next->first ? lines(t_.a.q, next->row) : Lines{};
+    const Lines outs = job.last ? lines(t_.a.out, job.row) : Lines{};
     for (int from = job.columns.from; from < job.to_pad; from += kSlot) {
       const int width = static_cast<int>(smaller(kSlot, job.to_pad - from));
       const Lines soon = lines_beside((from - job.columns.from) / kSlot, queries, outs);
@@ -50,27 +50,50 @@ class OnePass {
   static_assert(kSlot == 2 * M::kColumnAlign, "a tile ends on a whole or a half slot");
   static constexpr float kHeadroom = 0x1p40f;
 
-  // A cache line of each row of a tile. The rows of a head lie apart in memory, in runs too short
-  // for the hardware to foresee the next, and asking for many at once holds up the loads that
-  // follow: so one line is asked for beside each row of weights. Where a tile reaches into another
-  // head some are asked for in vain.
+  // A cache line of each row of a tile, one row after another. The rows of a head lie apart in
+  // memory, in runs too short for the hardware to foresee the next, and asking for many at once
+  // holds up the loads that follow: so one line is asked for beside each row of weights. Past the
+  // last row some are asked for in vain.
   struct Lines {
-    const T* at;
-    int64_t stride;
+    const T* at = nullptr;
+    int64_t heads = 0, head = 0;  // of a query; the head of `at`
+    int64_t to_head = 0, to_query = 0;
+
+    void ask_for_one() {
+      __builtin_prefetch(at, 0, kSecondLevel);
+      const bool last = ++head == heads;
+      at += last ? to_query : to_head;
+      head = last ? 0 : head;
+    }
   };
   static constexpr int kLine = 64 / sizeof(T);
   static constexpr int kSecondLevel = 2;  // the cache to fetch them to
 
+  // The first line of each row from `row` on.
+  Lines lines(const Rows& t, int row) const {
+    const int64_t heads = t_.a.group;
+    const Row& r = t_.s.rows[row];
+    return {.at = row_pointer<const T>(t, t_.head, r.head, r.i, t_.head.sequence.q_row),
+            .heads = heads,
+            .head = r.head - t_.head.kv * heads,
+            .to_head = t.strides.head,
+            .to_query = t.strides.row - (heads - 1) * t.strides.head};
+  }
+
   // Beside slot after slot: the next tile's queries, then the rows that this one writes.
-  Lines lines_beside(int slot, const T* queries, const T* outs) const {
+  Lines lines_beside(int slot, const Lines& queries, const Lines& outs) const {
+    const auto from = [](Lines lines, int column) {
+      lines.at += column;
+      return lines;
+    };
     const Arguments& a = t_.a;
     int at = slot * kLine;
-    if (queries != nullptr) {
-      if (at < a.dim_qk) return {queries + at, a.q.strides.row};
+    if (queries.at != nullptr) {
+      if (at < a.dim_qk) return from(queries, at);
       at -= round_up(a.dim_qk, kLine);
     }
-    if (outs != nullptr && at < a.dim_v) return {outs + at, a.out.strides.row};
-    return {reinterpret_cast<const T*>(t_.s.ring), 0};  // none: a line that is near
+    if (outs.at != nullptr && at < a.dim_v) return from(outs, at);
+    return {.at = reinterpret_cast<const T*>(t_.s.ring)};  // none: a line that is near
   }
 
   void hide_unseen_of(const Job& job, int from, int width) {
@@ -105,7 +128,7 @@ class OnePass {
     const float* const m = t_.s.m + job.row;
     float* const sums = t_.s.sums;
     const Vec c = broadcast(t_.to_log2);
-    for (int r = 0; r < job.rows; ++r, soon.at += soon.stride) {
+    for (int r = 0; r < job.rows; ++r) {
       const Vec minus_m = broadcast(-m[r]);
       Vec total = load(sums + r * kLanes);
       for (int j = 0; j < kWidth; j += 2 * kLanes) {
@@ -115,7 +138,7 @@ class OnePass {
         M::store_left_two(weights, State::kScoreStride, r, from + j, p0, p1);
       }
       store(sums + r * kLanes, total);
-      __builtin_prefetch(soon.at, 0, kSecondLevel);
+      soon.ask_for_one();
     }
   }
 

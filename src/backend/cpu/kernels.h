@@ -10,8 +10,8 @@
 
 namespace fovea::cpu {
 
-// Rows [row_begin, row_end) of a KV head (numbered through its query heads), keys [key_begin,
-// key_end).
+// Rows [row_begin, row_end) of a KV head (its query heads of query 0, those of query 1, and so on),
+// keys [key_begin, key_end).
 struct ForwardTask {
   Head head;
   int64_t row_begin = 0, row_end = 0;

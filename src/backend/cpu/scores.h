@@ -52,17 +52,18 @@ FOVEA_INLINE Row row_at(const Arguments& a, const Head& head, int64_t h, int64_t
   return row;
 }
 
-// Calls put(k, row) for rows first + k, k < count: one division, not one a row.
+// Calls put(k, row) for rows first + k, k < count, of a KV head: query after query, for each its
+// heads. Neighbours see nearly the same keys then, and lie near each other. One division, not one a
+// row.
 template <typename Put>
 FOVEA_INLINE void for_rows(const Arguments& a, const Head& head, int64_t first, int64_t count,
                            Put put) {
-  const int64_t q_len = head.sequence.q_len;
-  int64_t h = first / q_len, i = first % q_len;
+  int64_t h = first % a.group, i = first / a.group;
   for (int64_t k = 0; k < count; ++k) {
     put(k, row_at(a, head, h, i));
-    if (++i == q_len) {
-      i = 0;
-      ++h;
+    if (++h == a.group) {
+      h = 0;
+      ++i;
     }
   }
 }

@@ -12,8 +12,8 @@
 #include <concepts>
 
 #include "layers/cpu/gemm_few_rows.h"
+#include "layers/cpu/gemm_operands.h"
 #include "layers/cpu/kernels.h"
-#include "prim/cpu/matrix.h"
 #include "prim/cpu/strips.h"
 #include "prim/cpu/thread_pool.h"
 
@@ -22,34 +22,33 @@ namespace fovea::FOVEA_ISA {
 using layers::cpu::GemmScratch;
 
 template <typename T, typename M>
-class BlockedGemm {
-  using Elem = typename M::Elem;
+class BlockedGemm : GemmOperands<T, M> {
+  using Operands = GemmOperands<T, M>;
+  using Operands::kRowsAsTheyLie, Operands::kRowsNear, Operands::kSideBySide, Operands::kSlices;
+  using Operands::least, Operands::lies, Operands::parts, Operands::up;
+  using typename Operands::Chunk, typename Operands::Elem, typename Operands::Product,
+      typename Operands::Tile;
   using FewRows = FewRowsGemm<T>;
 
   // The longest stretch of the contraction that is multiplied at once: a panel of b is 32 KB then,
-  // with short vectors 16 KB. Where a is packed too, not only b, stretches of floats are shorter.
+  // with short vectors 16 KB. Where a is packed too, not only b, stretches of floats are shorter;
+  // slices and b both come from the second cache, whatever their length.
   static constexpr int64_t kChunk = kLanes == 4 || sizeof(Elem) != 4 ? 512 : 256;
   static constexpr int64_t kPackedChunk = sizeof(Elem) == 4 ? 256 : 512;
-  static constexpr int64_t kPackColumns = 64;                  // packed at once
-  static constexpr int64_t kOwnRows = 256, kOwnColumns = 256;  // b packed by tile
+  static constexpr int64_t kSlicedChunk = 1024, kLongestChunk = kSlices ? kSlicedChunk : kChunk;
+  static constexpr int64_t kPackColumns = 64;                                  // packed at once
+  static constexpr int64_t kOwnRows = Operands::kMostRows, kOwnColumns = 256;  // b packed by tile
   // Of tiles where b is packed by strips. Where tiles do not pack their rows, strips are so narrow
   // that one stays in the second cache while rows pass. Of the last rows tiles have fewer.
-  static constexpr int64_t kTileRows = 128, kTileColumns = 512, kNarrowColumns = 128;
-  static constexpr int64_t kFewestRows = 32;
-  static constexpr bool kRowsAsTheyLie = M::kLeftIsRows && sizeof(T) == sizeof(Elem);
+  static constexpr int64_t kTileRows = kSlices ? 96 : 128, kFewestRows = kTileRows / 4;
+  static constexpr int64_t kTileColumns = 512, kNarrowColumns = 128;
   // Tiles for each thread, at least: cores are not equally fast at all times.
   static constexpr int64_t kTilesOfThread = kRowsAsTheyLie ? 8 : 3;
   // Rows packed in slices are multiplied faster, and are packed again for each strip: strips are as
   // wide as may be. Rows that could be read as they lie are packed if strips that pay for it are
   // enough for the threads.
-  static constexpr bool kSlices = M::kLeftIsSliced;
-  static constexpr int64_t kSlicedColumns = 1024, kLeastSliced = 256, kSlicedTilesOfThread = 4;
-  static constexpr int64_t kSlicedChunk = 512, kLongestChunk = kSlices ? kSlicedChunk : kChunk;
-  // Rows that meet b at once: with short vectors so few that a chunk of them stays in the first
-  // cache while b passes. Those that lie side by side are packed so, at each depth.
-  static constexpr int64_t kRowsNear = kLanes == 4 && M::kLeftIsRows ? 8 : kOwnRows;
-  static constexpr int64_t kSideBySide = kLanes == 4 && M::kTransposedLeftIsAView ? 32 : kOwnRows;
-  static constexpr int kRowsAhead = 8;           // asked for while some are packed
+  static constexpr int64_t kSlicedColumns = 1024, kLeastSliced = 256;
+  static constexpr int64_t kSlicedTilesOfThread = 4, kTilesThatPay = 6;  // at least
   static constexpr int64_t kLeastColumns = 512;  // that one packing of b should cover
   static constexpr int64_t kMostStrips = 1024;
 
@@ -61,11 +60,7 @@ class BlockedGemm {
   static_assert(kTileRows <= kOwnRows && kTileRows % kFewestRows == 0);
   static_assert(kFewestRows % M::kRowAlign == 0);
 
-  // Elements of a tile's packed rows.
-  static constexpr int64_t left_size() {
-    if constexpr (kSlices) return M::slices_size(kOwnRows, kLongestChunk);
-    return kOwnRows * kLongestChunk;
-  }
+  static constexpr int64_t left_size() { return Operands::left_size(kLongestChunk); }
 
  public:
   static constexpr size_t kPackedScratch = size_t{8} << 20;
@@ -89,18 +84,6 @@ class BlockedGemm {
   }
 
  private:
-  static int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-  static int64_t parts(int64_t n, int64_t of) { return (n + of - 1) / of; }
-  static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
-  // One stretch of the contraction.
-  struct Chunk {
-    int64_t block = 0, first = 0, length = 0;
-    int64_t padded() const { return up(length, M::kDepthAlign); }
-  };
-  struct Product : Gemm {
-    bool sliced = false;  // whether rows are packed in slices
-  };
   static int64_t longest_chunk(const Product& g) {
     return g.sliced ? kSlicedChunk : g.a.depth == 1 ? kChunk : kPackedChunk;
   }
@@ -117,8 +100,6 @@ class BlockedGemm {
     const int64_t longest = longest_chunk(g), each = parts(g.depth, longest);
     return n / each * up(g.depth, M::kDepthAlign) + n % each * longest;
   }
-  // Whether rows can be read as they lie.
-  static bool lies(const Gemm& g) { return kRowsAsTheyLie && g.a.depth == 1; }
   static int64_t packed_columns(const Gemm& g) { return up(g.cols, M::kColumnAlign); }
   static int64_t packed_bytes(const Gemm& g) {
     const int64_t depth = g.blocks * up(g.depth, M::kDepthAlign);
@@ -184,7 +165,7 @@ class BlockedGemm {
         broad = broad || products[g].cols >= kLeastSliced;
       }
       wide = kLeastSliced;
-      const bool pays = broad && tiles() >= kSlicedTilesOfThread * threads;
+      const bool pays = broad && tiles() >= kTilesThatPay * threads;
       for (int64_t g = 0; g < count && kSlices; ++g) {
         products[g].sliced = !lies(products[g]) || (pays && products[g].cols >= kLeastSliced);
       }
@@ -235,8 +216,8 @@ class BlockedGemm {
     const auto pack = [&](int64_t strip, int64_t piece, int worker) {
       const auto s = group.strip_at(strip);
       const int64_t n = piece / s.packs(), from = piece % s.packs() * kPackColumns;
-      pack_b(s.m, chunk_at(s.m, n), s.first + from, least(kPackColumns, s.columns - from),
-             packed_at(s, n, s.first + from), gathered_of(scratch, worker));
+      Operands::pack_b(s.m, chunk_at(s.m, n), s.first + from, least(kPackColumns, s.columns - from),
+                       packed_at(s, n, s.first + from), gathered_of(scratch, worker));
     };
     const auto multiply = [&](int64_t strip, int64_t begin, int64_t end, int worker) {
       const auto s = group.strip_at(strip);
@@ -268,17 +249,14 @@ class BlockedGemm {
       make_tile(m, clipped(m, tile), worker, scratch, [&](int64_t n, const Tile& t) {
         const Chunk chunk = chunk_at(m, n);
         for (int64_t c = 0; c < t.cols; c += kPackColumns) {
-          pack_b(m, chunk, t.col + c, least(kPackColumns, t.cols - c), own + c * chunk.padded(),
-                 gathered_of(scratch, worker));
+          Operands::pack_b(m, chunk, t.col + c, least(kPackColumns, t.cols - c),
+                           own + c * chunk.padded(), gathered_of(scratch, worker));
         }
         return static_cast<const Elem*>(own);
       });
     });
   }
 
-  struct Tile {
-    int64_t batch = 0, row = 0, rows = 0, col = 0, cols = 0;
-  };
   static Tile clipped(const Product& m, Tile t) {
     t.rows = least(t.rows, m.rows - t.row);
     t.cols = least(t.cols, m.cols - t.col);
@@ -320,11 +298,11 @@ class BlockedGemm {
       Elem* const own = packed_of(scratch, worker);
       if constexpr (kSlices) {
         if (m.sliced) {
-          multiply(0, t.rows, slices_of(m, t, chunk, own));
+          multiply(0, t.rows, Operands::slices_of(m, t, chunk, own));
           continue;
         }
       }
-      auto a = left_of(m, t, chunk, own);
+      auto a = Operands::left_of(m, t, chunk, own);
       const int64_t next = at_once * (m.a.depth == 1 ? row_of(a) : depth);
       for (int64_t row = 0; row < t.rows; row += at_once, a.data += next) {
         multiply(row, least(at_once, t.rows - row), a);
@@ -354,80 +332,6 @@ class BlockedGemm {
   }
   static T* row_of_c(const Product& m, const Tile& t, int64_t row) {
     return static_cast<T*>(m.c) + t.batch * m.c_batch + (t.row + row) * m.c_row + t.col * m.c_col;
-  }
-
-  static const T* first_of_a(const Product& m, const Tile& t, const Chunk& chunk) {
-    return static_cast<const T*>(m.a.data) + t.batch * m.a.batch + t.row * m.a.row +
-           chunk.block * m.a.block + chunk.first * m.a.depth;
-  }
-
-  static auto slices_of(const Product& m, const Tile& t, const Chunk& chunk, Elem* own) {
-    const int length = static_cast<int>(chunk.length), padded = static_cast<int>(chunk.padded());
-    M::pack_left_slices(own, first_of_a(m, t, chunk), m.a.row, m.a.depth, static_cast<int>(t.rows),
-                        length, padded);
-    return M::slices(own, padded);
-  }
-
-  // The tile's rows of one chunk: where they lie, if the matrix class can read them there.
-  static typename M::Left left_of(const Product& m, const Tile& t, const Chunk& chunk, Elem* own) {
-    const T* const a = first_of_a(m, t, chunk);
-    const int rows = static_cast<int>(t.rows), length = static_cast<int>(chunk.length);
-    const int padded = static_cast<int>(chunk.padded());
-    if (m.a.depth != 1) return transposed_left(m, a, rows, length, padded, own);
-    if constexpr (kRowsAsTheyLie) {
-      if (length == padded && rows % M::kRowAlign == 0) return M::left(a, m.a.row);
-    }
-    for (int r = 0; r < rows; ++r) {
-      if (r + kRowsAhead < rows) prefetch_to_read(a + (r + kRowsAhead) * m.a.row, length);
-      M::pack_left_row(own, padded, r, a + r * m.a.row, length, padded);
-    }
-    return M::left(own, padded);
-  }
-
-  // Rows that are neighbours in memory: the gradient of a weight.
-  static typename M::Left transposed_left(const Product& m, const T* a, int rows, int length,
-                                          int padded, Elem* own) {
-    if constexpr (M::kTransposedLeftIsAView) {
-      const int wide = static_cast<int>(least(up(rows, 2 * kLanes), kSideBySide));
-      for (int k = 0; k < padded; ++k) {
-        if (k + kRowsAhead < length) prefetch_to_read(a + (k + kRowsAhead) * m.a.depth, rows);
-        for (int r = 0; r < rows; r += wide) {
-          const int64_t there = k < length ? least(wide, rows - r) : 0;
-          M::pack_left_row(own + r * padded, wide, k, a + k * m.a.depth + r,
-                           static_cast<int>(there), wide);
-        }
-      }
-      return M::transposed(M::left(own, wide));
-    } else {
-      M::template pack_left_transposed<T>(own, padded, a, m.a.depth, length, rows, padded,
-                                          static_cast<int>(up(rows, 32)));
-      return M::left(own, padded);
-    }
-  }
-
-  // Columns [first, first + count) of a chunk; `gathered` has room for them where neither stride
-  // of b is 1.
-  static void pack_b(const Product& m, const Chunk& chunk, int64_t first, int64_t count, Elem* to,
-                     T* gathered) {
-    const T* b = static_cast<const T*>(m.b.data) + chunk.block * m.b.block +
-                 chunk.first * m.b.depth + first * m.b.col;
-    const int length = static_cast<int>(chunk.length), padded = static_cast<int>(chunk.padded());
-    const int cols = static_cast<int>(count);
-    if (m.b.col == 1) {
-      M::template pack_right<T>(to, b, m.b.depth, length, padded, cols);
-      return;
-    }
-    int64_t stride = m.b.col;
-    if (m.b.depth != 1) {
-      for (int64_t c = 0; c < count; ++c) {
-        for (int64_t k = 0; k < length; ++k) {
-          gathered[c * length + k] = b[c * m.b.col + k * m.b.depth];
-        }
-      }
-      b = gathered;
-      stride = length;
-    }
-    M::template pack_right_transposed<T>(to, b, stride, cols, length, padded);
   }
 
   static void store_tile(const Product& m, const Tile& t, const float* c, int64_t ldc) {
