@@ -175,7 +175,7 @@ FOVEA_INLINE void load_four_of_twelve(const float* src, int64_t row, Vec (&x)[4]
 }
 
 // The first twelve lanes of four vectors, side by side: three whole lines. Stored one by one, most
-// vectors would touch two, and take five cycles each.
+// vectors would touch two.
 FOVEA_INLINE void store_twelves(float* to, const Vec* x) {
   const __m512i end_and_all =
       _mm512_setr_epi32(8, 9, 10, 11, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27);
