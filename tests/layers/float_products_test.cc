@@ -123,8 +123,8 @@ TEST(FloatProducts, ErrAsFloats) { expect_errors_of_floats(OneProjection(), 1); 
 TEST(FloatProducts, LargeOnesErrAsFloats) {
   const VariableScope threads("FOVEA_NUM_THREADS", "2");
   for (const OneProjection::Size size :
-       {OneProjection::Size{.tokens = 645, .width = 520, .heads = 8},
-        {.tokens = 645, .width = 544, .heads = 17}}) {
+       {OneProjection::Size{.tokens = 1045, .width = 520, .heads = 8},
+        {.tokens = 1045, .width = 544, .heads = 17}}) {
     SCOPED_TRACE(size.width);
     expect_errors_of_floats(OneProjection(size), 61);
   }

@@ -159,20 +159,25 @@ class BlockedGemm : GemmOperands<T, M> {
 
     // Into tiles: narrower strips where there would be too few for the threads.
     void cut(int threads) {
-      bool lie = true, broad = false;
-      for (int64_t g = 0; g < count; ++g) {
-        lie = lie && lies(products[g]);
-        broad = broad || products[g].cols >= kLeastSliced;
-      }
-      wide = kLeastSliced;
-      const bool pays = broad && tiles() >= kTilesThatPay * threads;
-      for (int64_t g = 0; g < count && kSlices; ++g) {
-        products[g].sliced = !lies(products[g]) || (pays && products[g].cols >= kLeastSliced);
-      }
-      const bool slices = kSlices && (pays || !lie);
+      bool lie = true;
+      for (int64_t g = 0; g < count; ++g) lie = lie && lies(products[g]);
+      const bool slices = kSlices && slice(threads);
       wide = slices ? kSlicedColumns : lie ? kNarrowColumns : kTileColumns;
       const int64_t enough = (slices ? kSlicedTilesOfThread : kTilesOfThread) * threads;
       while (tiles() < enough && wide > kPackColumns) wide /= 2;
+    }
+
+    // Chooses whose rows are packed in slices; says whether there are any.
+    bool slice(int threads) {
+      wide = kLeastSliced;
+      const bool pays = tiles() >= kTilesThatPay * threads;
+      bool any = false;
+      for (int64_t g = 0; g < count; ++g) {
+        Product& m = products[g];
+        m.sliced = !lies(m) || (pays && m.cols >= kLeastSliced);
+        any = any || m.sliced;
+      }
+      return any;
     }
 
     int64_t strips_of(int64_t g) const { return parts(products[g].cols, wide); }

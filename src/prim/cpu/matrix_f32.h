@@ -100,7 +100,8 @@ struct MatrixF32 {
   template <typename T>
   static void pack_left_transposed(float*, int64_t, const T*, int64_t, int, int, int, int) {}
 
-  // Off a power of two, so that slices lie in different cache sets.
+  // A slice is written by whole vectors, and what they have beyond it after its last depth must not
+  // meet the next one.
   static constexpr int64_t slice_size(int64_t depth_pad) { return depth_pad * kSliceRows + kLanes; }
   static constexpr int64_t slices_size(int64_t rows, int64_t depth_pad) {
     return (rows + kSliceRows - 1) / kSliceRows * slice_size(depth_pad);
@@ -126,8 +127,10 @@ struct MatrixF32 {
       for (int k = from; k < to; ++k) ask_for_row(src, along, k, depth, rows);
       float* slice = dst;
       for (int m = 0; m < rows; m += kSliceRows, slice += slice_size(depth_pad)) {
-        slice_of_columns(slice + from * kSliceRows, src + from * along + m, along, rows - m,
-                         depth - from, to - from);
+        for (int k = from; k < to; ++k) {
+          store(slice + k * kSliceRows,
+                k < depth ? load_up_to(src + k * along + m, rows - m) : zero());
+        }
       }
     }
   }
@@ -216,40 +219,18 @@ struct MatrixF32 {
   }
 
  private:
-  // Of up to kSliceRows of `rows`. (Float is float; that way only AVX-512 need know store_twelves.)
-  template <typename Float, typename T>
-  FOVEA_INLINE static void slice_of_rows(Float* dst, const T* src, int64_t row, int rows, int depth,
+  // Of up to kSliceRows of `rows`.
+  template <typename T>
+  FOVEA_INLINE static void slice_of_rows(float* dst, const T* src, int64_t row, int rows, int depth,
                                          int depth_pad) {
-    int k = 0;
-    if constexpr (std::same_as<T, float>) {
-      for (; rows >= kSliceRows && k + 4 <= depth; k += 4) {
-        Vec x[4];
-        load_four_of_twelve(src + k, row, x);
-        store_twelves(dst + k * kSliceRows, x);
-      }
-    }
-    for (; k < depth_pad; k += kLanes) {
+    for (int k = 0; k < depth_pad; k += kLanes) {
       Vec x[kLanes];
       for (int r = 0; r < kLanes; ++r) {
         const bool there = r < kSliceRows && r < rows && k < depth;
         x[r] = there ? load_up_to(src + r * row + k, depth - k) : zero();
       }
       transpose_lanes(x);
-      for (int i = 0; i < kLanes && k + i < depth_pad; i += 4) {
-        store_twelves(dst + (k + i) * kSliceRows, x + i);
-      }
-    }
-  }
-
-  template <typename Float, typename T>
-  FOVEA_INLINE static void slice_of_columns(Float* dst, const T* src, int64_t along, int rows,
-                                            int depth, int depth_pad) {
-    for (int k = 0; k < depth_pad; k += 4) {
-      Vec x[4];
-      for (int i = 0; i < 4; ++i) {
-        x[i] = k + i < depth ? load_up_to(src + (k + i) * along, rows) : zero();
-      }
-      store_twelves(dst + k * kSliceRows, x);
+      for (int i = 0; i < kLanes && k + i < depth_pad; ++i) store(dst + (k + i) * kSliceRows, x[i]);
     }
   }
 

@@ -156,32 +156,4 @@ FOVEA_INLINE void transpose_lanes(Vec (&r)[kLanes]) {
   }
 }
 
-// Four numbers of each of twelve rows: x[k] gets number k of each, and zeros.
-FOVEA_INLINE void load_four_of_twelve(const float* src, int64_t row, Vec (&x)[4]) {
-  __m512 t[4];
-  for (int i = 0; i < 4; ++i, src += row) {
-    t[i] = _mm512_zextps128_ps512(_mm_loadu_ps(src));
-    t[i] = _mm512_insertf32x4(t[i], _mm_loadu_ps(src + 4 * row), 1);
-    t[i] = _mm512_insertf32x4(t[i], _mm_loadu_ps(src + 8 * row), 2);
-  }
-  const __m512d low[2] = {_mm512_castps_pd(_mm512_unpacklo_ps(t[0], t[1])),
-                          _mm512_castps_pd(_mm512_unpacklo_ps(t[2], t[3]))};
-  const __m512d high[2] = {_mm512_castps_pd(_mm512_unpackhi_ps(t[0], t[1])),
-                           _mm512_castps_pd(_mm512_unpackhi_ps(t[2], t[3]))};
-  x[0] = _mm512_castpd_ps(_mm512_unpacklo_pd(low[0], low[1]));
-  x[1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low[0], low[1]));
-  x[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(high[0], high[1]));
-  x[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(high[0], high[1]));
-}
-
-// The first twelve lanes of four vectors, side by side: three whole lines. Stored one by one, most
-// vectors would touch two.
-FOVEA_INLINE void store_twelves(float* to, const Vec* x) {
-  const __m512i end_and_all =
-      _mm512_setr_epi32(8, 9, 10, 11, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27);
-  store(to, _mm512_insertf32x4(x[0], _mm512_castps512_ps128(x[1]), 3));
-  store(to + kLanes, _mm512_shuffle_f32x4(x[1], x[2], _MM_SHUFFLE(1, 0, 2, 1)));
-  store(to + 2 * kLanes, _mm512_permutex2var_ps(x[2], end_and_all, x[3]));
-}
-
 }  // namespace fovea::FOVEA_ISA
