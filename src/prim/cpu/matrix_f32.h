@@ -3,7 +3,7 @@
 
 #include <concepts>
 
-#include "prim/cpu/simd_math.h"
+#include "prim/cpu/fma_tile.h"
 
 namespace fovea::FOVEA_ISA {
 
@@ -11,7 +11,7 @@ struct MatrixF32 {
   using Elem = float;
   static constexpr const char* kName = "f32";
   static constexpr Exp2 kExp2 = Exp2::kF32;
-  static constexpr int kPanel = 2 * kLanes;
+  static constexpr int kPanel = kTileColumns;
   static constexpr int kColumnAlign = kPanel;
   static constexpr int kRowAlign = 1;
   static constexpr int kDepthAlign =
@@ -38,7 +38,6 @@ struct MatrixF32 {
       kVectorRegisters == 16 ? 6 : 8;  // accumulators: 12 of 16, or 16 of 32 registers
   // Of slices: their elements' addresses take one register, however many rows there are.
   static constexpr bool kLeftIsSliced = kLanes == 16;
-  static constexpr int kSliceRows = 12;
 
   // Rows asked for ahead of the one that is packed, where that is known to pay.
   static constexpr int kRowsAhead = kLanes == 8 ? 0 : 16;
@@ -47,34 +46,7 @@ struct MatrixF32 {
     const float* data;
     int64_t row;    // stride between rows
     int64_t depth;  // stride along the contraction; one of the two strides is 1
-    Left from_row(int r) const { return {data + r * row, row, depth}; }
   };
-  // A right operand read as a left one: its rows are the depth of the one, the rows of the other.
-  struct LeftOfPanels {
-    const float* data;
-    int64_t panel;  // from one panel to the next
-    LeftOfPanels from_row(int r) const { return {data + r * kPanel, panel}; }
-  };
-  // Rows side by side, kSliceRows of them at each depth, one slice after another.
-  struct LeftSlices {
-    const float* data;
-    int64_t slice;  // from one to the next
-    LeftSlices from_row(int r) const {
-      return {data + r / kSliceRows * slice + r % kSliceRows, slice};
-    }
-  };
-  // Left operands where it is known which stride is 1: that of the depth, or that between rows.
-  struct LeftByRows {
-    const float* data;
-    int64_t row;
-    LeftByRows from_row(int r) const { return {data + r * row, row}; }
-  };
-  struct LeftByColumns {
-    const float* data;
-    int64_t depth;
-    LeftByColumns from_row(int r) const { return {data + r, depth}; }
-  };
-
   static void begin() {}
   static void end() {}
 
@@ -200,11 +172,9 @@ struct MatrixF32 {
     panels<kAccumulate>(c, ldc, kPanel, rows, cols, depth, a, b, b_depth_pad);
   }
 
-  // Where FMA takes a lane, one loop for each kind of left operand: where both would meet,
-  // accumulators would change registers.
   template <bool kAccumulate>
   static void multiply(float* c, int64_t ldc, int rows, int cols, int depth, Left a, const float* b,
-                       int64_t b_depth_pad) requires kFmaTakesALane {
+                       int64_t b_depth_pad) {
     if (a.depth == 1) {
       multiply<kAccumulate>(c, ldc, rows, cols, depth, LeftByRows{a.data, a.row}, b, b_depth_pad);
     } else {
@@ -215,7 +185,13 @@ struct MatrixF32 {
 
   static void multiply_to_right(float* c, int64_t c_depth_pad, int rows, int cols, int depth,
                                 Left a, const float* b, int64_t b_depth_pad) {
-    panels<false>(c, kPanel, c_depth_pad * kPanel, rows, cols, depth, a, b, b_depth_pad);
+    const int64_t panel = c_depth_pad * kPanel;
+    if (a.depth == 1) {
+      panels<false>(c, kPanel, panel, rows, cols, depth, LeftByRows{a.data, a.row}, b, b_depth_pad);
+    } else {
+      panels<false>(c, kPanel, panel, rows, cols, depth, LeftByColumns{a.data, a.depth}, b,
+                    b_depth_pad);
+    }
   }
 
  private:
@@ -246,130 +222,45 @@ struct MatrixF32 {
   FOVEA_INLINE static void panels(float* c, int64_t ldc, int64_t c_panel, int rows, int cols,
                                   int depth, AnyLeft a, const float* b, int64_t b_depth_pad) {
     constexpr int kMost = std::same_as<AnyLeft, LeftSlices> ? kSliceRows : kRowsAtOnce;
-    for (int n = 0; n < cols; n += kPanel, b += b_depth_pad * kPanel, c += c_panel) {
+    const float* const first = b;
+    for (int n = 0; n < cols; n += kPanel, c += c_panel) {
+      const float* const next = n + kPanel < cols ? b + b_depth_pad * kPanel : first;
+      const float* ahead = next;  // of what slices ask for, tile after tile
       int m = 0;
       for (; m + kMost <= rows; m += kMost) {
-        tile<kMost, kAccumulate>(c + m * ldc, ldc, depth, a.from_row(m), b);
+        tile<kMost, kAccumulate>(c + m * ldc, ldc, depth, a.from_row(m), b, ahead);
       }
       if constexpr (kMost > 8) {
         for (; m + 8 <= rows; m += 8) {
-          tile<8, kAccumulate>(c + m * ldc, ldc, depth, a.from_row(m), b);
+          tile<8, kAccumulate>(c + m * ldc, ldc, depth, a.from_row(m), b, ahead);
         }
       }
       for (; m + 4 <= rows; m += 4) {
-        tile<4, kAccumulate>(c + m * ldc, ldc, depth, a.from_row(m), b);
+        tile<4, kAccumulate>(c + m * ldc, ldc, depth, a.from_row(m), b, ahead);
       }
-      for (; m < rows; ++m) tile<1, kAccumulate>(c + m * ldc, ldc, depth, a.from_row(m), b);
+      for (; m < rows; ++m) tile<1, kAccumulate>(c + m * ldc, ldc, depth, a.from_row(m), b, ahead);
+      b = next;
     }
   }
 
   template <int kRows, bool kAccumulate, typename AnyLeft>
-  FOVEA_INLINE static void tile(float* c, int64_t ldc, int depth, AnyLeft a, const float* b) {
-    Vec acc[kRows][2];
-    for (int r = 0; r < kRows; ++r) acc[r][0] = acc[r][1] = zero();
+  FOVEA_INLINE static void tile(float* c, int64_t ldc, int depth, AnyLeft a, const float* b,
+                                const float*& ahead) {
+    TileSums<kRows> sums;
+    for (int r = 0; r < kRows; ++r) sums[r][0] = sums[r][1] = zero();
     if constexpr (kFmaTakesALane || std::same_as<AnyLeft, LeftSlices>) {
       for (int r = 0; r < kRows; ++r) prefetch_to_write(c + r * ldc, kPanel);
     }
-    add<kRows>(acc, depth, a, b);
+    if constexpr (std::same_as<AnyLeft, LeftSlices>) {
+      add_products<kRows>(sums, depth, a, b, ahead);
+    } else {
+      add_products<kRows>(sums, depth, a, b);
+    }
     // What was there is added last: a sum of sums rounds less than one long chain of additions.
     for (int r = 0; r < kRows; ++r) {
       for (int half = 0; half < 2; ++half) {
         float* const p = c + r * ldc + half * kLanes;
-        store(p, kAccumulate ? load(p) + acc[r][half] : acc[r][half]);
-      }
-    }
-  }
-
-  template <int kRows>
-  FOVEA_INLINE static void add(Vec (&acc)[kRows][2], int depth, Left a, const float* b) {
-    for (int k = 0; k < depth; ++k) {
-      const float* const column = a.data + k * a.depth;
-      add_depth<kRows>(acc, b + k * kPanel, [=](int r) { return broadcast(column[r * a.row]); });
-    }
-  }
-
-  template <int kRows>
-  FOVEA_INLINE static void add(Vec (&acc)[kRows][2], int depth, LeftSlices a, const float* b) {
-    // b is long, and comes from the second cache.
-    constexpr int kDepths = 4, kAhead = 8;
-    static_assert(kDepthAlign % kDepths == 0);
-    for (int k = 0; k < depth; k += kDepths) {
-#pragma GCC unroll 4
-      for (int i = 0; i < kDepths; ++i) {
-        prefetch_to_read(b + (i + kAhead) * kPanel, kPanel);
-        const Vec b0 = load(b + i * kPanel), b1 = load(b + i * kPanel + kLanes);
-#pragma GCC unroll 16
-        for (int r = 0; r < kRows; ++r) {
-          const Vec x = broadcast(a.data[i * kSliceRows + r]);
-          acc[r][0] = fma_in_place(x, b0, acc[r][0]);
-          acc[r][1] = fma_in_place(x, b1, acc[r][1]);
-        }
-      }
-      a.data += kDepths * kSliceRows;
-      b += kDepths * kPanel;
-    }
-  }
-
-  template <int kRows>
-  FOVEA_INLINE static void add(Vec (&acc)[kRows][2], int depth, LeftOfPanels a, const float* b) {
-    for (int k = 0; k < depth; k += kPanel, a.data += a.panel) {
-      add<kRows>(acc, kPanel, Left{a.data, kPanel, 1}, b + k * kPanel);
-    }
-  }
-
-  // acc += what one depth adds: left(r) is row r's element there, in every lane.
-  template <int kRows, typename LeftAt>
-  FOVEA_INLINE static void add_depth(Vec (&acc)[kRows][2], const float* b, LeftAt left) {
-    const Vec b0 = load(b);
-    const Vec b1 = load(b + kLanes);
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const Vec x = left(r);
-      acc[r][0] = fma(x, b0, acc[r][0]);
-      acc[r][1] = fma(x, b1, acc[r][1]);
-    }
-  }
-
-  // The left operand as lanes of vectors along its rows. What the next step needs is loaded where
-  // a register becomes free, between products: many loads in a row would leave the vector units
-  // without work. The last step loads its own operands again.
-  template <int kRows>
-  FOVEA_INLINE static void add(Vec (&acc)[kRows][2], int depth, LeftByRows a, const float* b) {
-    Vec x[kRows];
-    for (int r = 0; r < kRows; ++r) x[r] = load(a.data + r * a.row);
-    Vec b0 = load(b), b1 = load(b + kLanes);
-    for (int k = 0; k < depth; k += kLanes) {
-      const bool last = k + kLanes >= depth;
-      a.data += last ? 0 : kLanes;
-#pragma GCC unroll 4
-      for (int lane = 0; lane < kLanes; ++lane) {
-        b += lane + 1 == kLanes && last ? 0 : kPanel;
-        const Vec next0 = load(b), next1 = load(b + kLanes);
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-          const Vec left = broadcast(x[r][lane]);
-          acc[r][0] = fma(left, b0, acc[r][0]);
-          acc[r][1] = fma(left, b1, acc[r][1]);
-          if (lane + 1 == kLanes) x[r] = load(a.data + r * a.row);
-        }
-        b0 = next0;
-        b1 = next1;
-      }
-    }
-  }
-
-  // The left operand as lanes of vectors along its columns.
-  template <int kRows>
-  FOVEA_INLINE static void add(Vec (&acc)[kRows][2], int depth, LeftByColumns a, const float* b) {
-    for (int k = 0; k < depth; ++k) {
-      const float* const column = a.data + k * a.depth;
-      if constexpr (kRows % kLanes == 0) {
-        Vec x[kRows / kLanes];
-        for (int r = 0; r < kRows; r += kLanes) x[r / kLanes] = load(column + r);
-        add_depth<kRows>(acc, b + k * kPanel,
-                         [&](int r) { return broadcast(x[r / kLanes][r % kLanes]); });
-      } else {
-        add_depth<kRows>(acc, b + k * kPanel, [=](int r) { return broadcast(column[r]); });
+        store(p, kAccumulate ? load(p) + sums[r][half] : sums[r][half]);
       }
     }
   }
