@@ -41,15 +41,24 @@ struct LeftSlices {
 template <int kRows>
 using TileSums = Vec[kRows][2];
 
-// sums += what one depth adds: left(r) is row r's element there, in every lane.
+// A depth of a panel.
+struct PanelRow {
+  Vec half[2];
+  FOVEA_INLINE explicit PanelRow(const float* b) : half{load(b), load(b + kLanes)} {}
+};
+
+// sums += what one depth adds; row r's number there is at left(r). Some rows broadcast it in their
+// products: so less has to be fetched and decoded, and loads do not take longer than products.
 template <int kRows, typename LeftAt>
-FOVEA_INLINE void add_depth(TileSums<kRows>& sums, const float* b, LeftAt left) {
-  const Vec b0 = load(b), b1 = load(b + kLanes);
+FOVEA_INLINE void add_depth(TileSums<kRows>& sums, const PanelRow& b, LeftAt left) {
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
-    const Vec x = left(r);
-    sums[r][0] = fma_in_place(x, b0, sums[r][0]);
-    sums[r][1] = fma_in_place(x, b1, sums[r][1]);
+    if (r % 3 == 0) {
+      for (int i = 0; i < 2; ++i) sums[r][i] = fma_of_number(left(r), b.half[i], sums[r][i]);
+    } else {
+      const Vec x = broadcast(*left(r));
+      for (int i = 0; i < 2; ++i) sums[r][i] = fma_in_place(x, b.half[i], sums[r][i]);
+    }
   }
 }
 
@@ -63,8 +72,8 @@ FOVEA_INLINE void add_products(TileSums<kRows>& sums, int depth, LeftByRows a,
   for (int k = 0; k < depth; k += kDepthsAtOnce) {
 #pragma GCC unroll 4
     for (int i = 0; i < kDepthsAtOnce; ++i) {
-      add_depth<kRows>(sums, b + i * kTileColumns, [&](int r) {
-        return broadcast(bases[r / kOfBase][r % kOfBase * a.row + i]);
+      add_depth<kRows>(sums, PanelRow(b + i * kTileColumns), [&](int r) {
+        return bases[r / kOfBase] + r % kOfBase * a.row + i;
       });
     }
 #pragma GCC unroll 4
@@ -79,7 +88,7 @@ FOVEA_INLINE void add_products(TileSums<kRows>& sums, int depth, LeftByColumns a
   for (int k = 0; k < depth; k += kDepthsAtOnce) {
 #pragma GCC unroll 4
     for (int i = 0; i < kDepthsAtOnce; ++i, a.data += a.depth) {
-      add_depth<kRows>(sums, b + i * kTileColumns, [=](int r) { return broadcast(a.data[r]); });
+      add_depth<kRows>(sums, PanelRow(b + i * kTileColumns), [=](int r) { return a.data + r; });
     }
     b += kDepthsAtOnce * kTileColumns;
   }
@@ -92,23 +101,25 @@ FOVEA_INLINE void add_products(TileSums<kRows>& sums, int depth, LeftOfPanels a,
   }
 }
 
-// b is long and comes from the second cache. Meanwhile what lies at `ahead`, farther away, is asked
-// for, a line for each few depths, and `ahead` moves on.
+// b is long and comes from the second cache, so it is loaded two depths before it is needed; the
+// last depths load themselves again. Meanwhile what lies at `ahead`, farther away, is asked for, a
+// line for each few depths, and `ahead` moves on.
 template <int kRows>
 FOVEA_INLINE void add_products(TileSums<kRows>& sums, int depth, LeftSlices a, const float* b,
                                const float*& ahead) {
-  constexpr int kAhead = 8;  // depths of b
+  PanelRow soon[2] = {PanelRow(b), PanelRow(b + kTileColumns)};
   for (int k = 0; k < depth; k += kDepthsAtOnce) {
     prefetch_to_read(ahead, kLanes);
     ahead += kLanes;
+    const float* const next = b + (k + kDepthsAtOnce < depth ? kDepthsAtOnce * kTileColumns : 0);
 #pragma GCC unroll 4
-    for (int i = 0; i < kDepthsAtOnce; ++i) {
-      prefetch_to_read(b + (i + kAhead) * kTileColumns, kTileColumns);
-      add_depth<kRows>(sums, b + i * kTileColumns,
-                       [=](int r) { return broadcast(a.data[i * kSliceRows + r]); });
+    for (int i = 0; i < kDepthsAtOnce; ++i, a.data += kSliceRows) {
+      add_depth<kRows>(sums, soon[i % 2], [=](int r) { return a.data + r; });
+      const bool within = i + 2 < kDepthsAtOnce;
+      soon[i % 2] = PanelRow(within ? b + (i + 2) * kTileColumns
+                                    : next + (i + 2 - kDepthsAtOnce) * kTileColumns);
     }
-    a.data += kDepthsAtOnce * kSliceRows;
-    b += kDepthsAtOnce * kTileColumns;
+    b = next;
   }
 }
 
@@ -145,15 +156,21 @@ FOVEA_INLINE void add_products(TileSums<kRows>& sums, int depth, LeftByRows a,
 template <int kRows>
 FOVEA_INLINE void add_products(TileSums<kRows>& sums, int depth, LeftByColumns a,
                                const float* b) requires kFmaTakesALane {
-  for (int k = 0; k < depth; ++k) {
-    const float* const column = a.data + k * a.depth;
+  const auto add = [&](const PanelRow& row, auto left) FOVEA_INLINED {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const Vec x = left(r);
+      for (int i = 0; i < 2; ++i) sums[r][i] = fma(x, row.half[i], sums[r][i]);
+    }
+  };
+  for (int k = 0; k < depth; ++k, a.data += a.depth) {
+    const PanelRow row(b + k * kTileColumns);
     if constexpr (kRows % kLanes == 0) {
       Vec x[kRows / kLanes];
-      for (int r = 0; r < kRows; r += kLanes) x[r / kLanes] = load(column + r);
-      add_depth<kRows>(sums, b + k * kTileColumns,
-                       [&](int r) { return broadcast(x[r / kLanes][r % kLanes]); });
+      for (int r = 0; r < kRows; r += kLanes) x[r / kLanes] = load(a.data + r);
+      add(row, [&](int r) { return broadcast(x[r / kLanes][r % kLanes]); });
     } else {
-      add_depth<kRows>(sums, b + k * kTileColumns, [=](int r) { return broadcast(column[r]); });
+      add(row, [=](int r) { return broadcast(a.data[r]); });
     }
   }
 }

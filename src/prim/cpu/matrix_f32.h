@@ -115,6 +115,7 @@ struct MatrixF32 {
       ask_for_row(src, stride, k, depth, cols);
       float* to = dst + k * kPanel;
       for (int c = 0; c < cols; c += kPanel, to += static_cast<int64_t>(depth_pad) * kPanel) {
+        if constexpr (kRowsAhead != 0) prefetch_to_write(to + kRowsAhead / 2 * kPanel, kPanel);
         for (int half = 0; half < 2; ++half) {
           const int left = cols - c - half * kLanes;
           const Vec x =

@@ -26,6 +26,17 @@ FOVEA_INLINE Vec fma_in_place(Vec a, Vec b, Vec sum) {
 #endif
 }
 
+// sum + b times the number at p: one operation less to fetch than a broadcast and a product, one
+// load more than a broadcast that several products share.
+FOVEA_INLINE Vec fma_of_number(const float* p, Vec b, Vec sum) {
+#if defined(__AVX512F__)
+  asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(b), "m"(*p));
+  return sum;
+#else
+  return fma_in_place(broadcast(*p), b, sum);
+#endif
+}
+
 #ifndef FOVEA_ISA_NEON
 
 // A number that many fma() add.
