@@ -94,7 +94,8 @@ TEST_P(SplitProperty, ThreadsLeaveNoTrace) {
          {"q=300 kv=300 mask=causal", "q=500 kv=260 mask=causal", "q=260 kv=500 mask=window:70:0",
           "q=300 kv=300 mask=window:9:5", "q=300 kv=300 mask=causal prefix=100",
           "q=300 kv=300 mask=causal varlen q_lens=300,130 kv_lens=200,300 b=2",
-          "q=200 kv=300 keylens=290,60 b=2 mask=causal", "q=300 kv=300"}) {
+          "q=200 kv=300 keylens=290,60 b=2 mask=causal", "q=300 kv=300",
+          "b=2 hq=5 q=150 kv=200 dv=40 mask=causal", "hq=9 hkv=3 q=70 kv=150"}) {
       const Case c =
           must_parse("hq=2 hkv=1 d=24 pass=fwd,bwd " + std::string(rest) + " dtype=" + dtype);
       const std::string why = reproduce(GetParam(), c);

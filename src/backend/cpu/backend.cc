@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "backend/cpu/call.h"
+#include "backend/cpu/cut.h"
 #include "backend/cpu/isa.h"
 #include "backend/cpu/isa_table.h"
 #include "base/ceil_div.h"
@@ -17,68 +18,9 @@ namespace cpu {
 namespace {
 
 constexpr int64_t kAlign = kWorkspaceAlignment;
-constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// How the forward pass is cut: each KV head's rows into chunks, and its keys into parts when the
-// chunks alone would leave threads idle.
-struct ForwardCut {
-  int64_t rows = 0;    // of a chunk
-  int64_t chunks = 0;  // of a KV head
-  int64_t parts = 1;
-  int64_t keys = 0;  // of a part
-};
-
-// Parts of the keys are multiples of this, so that none is too short to be worth its sums, and in
-// the backward pass no shorter than that.
-constexpr int64_t kPartKeys = 256, kBackwardPartKeys = 64;
-
-// Rows of queries that a thread takes at once in steps that only read and write them.
+// Rows of queries that a thread takes at once in steps that only read and write them, and keys.
 constexpr int64_t kRowsOfStep = 256;
-
-ForwardCut cut_forward(const AttentionProblem& p, const KernelSizes& sizes, int threads) {
-  const int64_t heads = p.batch * p.head_kv, rows = p.head_q / p.head_kv * p.q_len;
-  ForwardCut cut;
-  cut.rows = std::max<int64_t>(1, std::min<int64_t>(sizes.rows_per_task, rows));
-  const int64_t wanted = threads > 1 ? int64_t{4} * threads : 1;
-  while (cut.rows > sizes.tile_q && heads * ceil_div(rows, cut.rows) < wanted) {
-    cut.rows = round_up(cut.rows / 2, sizes.tile_q);
-  }
-  cut.chunks = ceil_div(rows, cut.rows);
-  const int64_t tasks = std::max<int64_t>(1, heads * cut.chunks);
-  const int64_t most = ceil_div(p.kv_len, kPartKeys);
-  if (tasks < int64_t{2} * threads && threads > 1 && most > 1) {
-    cut.parts = std::min({ceil_div(wanted, tasks), most, int64_t{kMaxPartials}});
-  }
-  cut.keys = round_up(ceil_div(p.kv_len, cut.parts), kPartKeys);
-  return cut;
-}
-
-// How the backward pass is cut: each KV head's keys into parts, each with its own sum of dq.
-struct BackwardCut {
-  int64_t parts = 1;
-  int64_t keys = 0;
-};
-
-BackwardCut cut_backward(const AttentionProblem& p, const KernelSizes& sizes, int threads) {
-  BackwardCut cut;
-  const int64_t heads = std::max<int64_t>(1, p.batch * p.head_kv);
-  int64_t block = sizes.backward_tile_kv;  // keys that parts have a multiple of
-  const auto blocks = [&] { return std::max<int64_t>(1, ceil_div(p.kv_len, block)); };
-  if (threads > 1 && heads < int64_t{3} * threads) {
-    // Each part packs its queries and sums its own dq: few parts where heads alone are shared
-    // evenly, but some, for cores are not equally fast at all times; else many, of less than a
-    // block if need be.
-    const bool even = heads % threads == 0;
-    while (!even && block > kBackwardPartKeys && heads * blocks() < int64_t{2} * threads) {
-      block /= 2;
-    }
-    const int64_t tasks = even ? 2 : 4;  // of each thread
-    cut.parts = std::min(ceil_div(tasks * threads, heads), blocks());
-  }
-  cut.keys = round_up(ceil_div(p.kv_len, cut.parts), block);
-  cut.parts = std::max<int64_t>(1, ceil_div(p.kv_len, std::max<int64_t>(cut.keys, 1)));
-  return cut;
-}
 
 // Sequences of every batch member, resolved once a call without allocating: in the workspace.
 Sequence* write_sequences(const AttentionProblem& p, const AttentionInputs& t, void* at) {
@@ -99,7 +41,7 @@ class CpuKernel : public BoundKernel {
     const Arguments a = arguments_of(p_);
     forward_scratch_ = aligned(k_.forward_scratch(a, forward_.rows));
     backward_scratch_ =
-        std::max(aligned(k_.backward_scratch(a, p_.q_len, backward_.keys)),
+        std::max(aligned(k_.backward_scratch(a, p_.q_len, backward_.keys, backward_.heads)),
                  has(p_.features, Feature::kBias) ? aligned(k_.bias_gradient_scratch(a)) : 0);
   }
 
@@ -108,6 +50,7 @@ class CpuKernel : public BoundKernel {
   std::string describe() const override {
     const KernelSizes& s = k_.sizes;
     const auto text = [](int64_t n) { return std::to_string(n); };
+    const auto parts = [&](int64_t n) { return text(n) + (n == 1 ? " part" : " parts"); };
     std::string out = text(threads_) + " threads, products in " + k_.matrix + "; forward: ";
     if (group() * p_.q_len <= s.stream_rows) {
       out += "keys streamed unpacked";
@@ -115,9 +58,10 @@ class CpuKernel : public BoundKernel {
       out += "tiles " + text(s.tile_q) + " x " + text(s.tile_kv) + ", " + text(forward_.chunks) +
              " chunks of " + text(forward_.rows) + " rows a KV head";
     }
-    out += ", keys in " + text(forward_.parts) + (forward_.parts == 1 ? " part" : " parts");
+    out += ", keys in " + parts(forward_.parts);
     out += "; backward: tiles " + text(s.backward_tile_q) + " x " + text(s.backward_tile_kv) +
-           ", keys in " + text(backward_.parts) + (backward_.parts == 1 ? " part" : " parts");
+           ", query heads of a KV head in " + parts(backward_.head_parts) + ", keys in " +
+           parts(backward_.key_parts);
     return out;
   }
 
@@ -128,7 +72,8 @@ class CpuKernel : public BoundKernel {
       if (forward_.parts > 1) bytes += heads() * forward_.chunks * forward_.parts * partial_bytes();
     } else {
       bytes += threads_ * backward_scratch_ + delta_bytes();
-      if (backward_.parts > 1) bytes += heads() * backward_.parts * dq_partial_bytes();
+      if (backward_.key_parts > 1) bytes += heads() * backward_.key_parts * dq_partial_bytes();
+      if (backward_.head_parts > 1) bytes += heads() * backward_.head_parts * dkv_partial_bytes();
     }
     return static_cast<size_t>(bytes);
   }
@@ -189,34 +134,53 @@ class CpuKernel : public BoundKernel {
     at += delta_bytes();
     std::byte* const scratch = at;
     at += threads_ * backward_scratch_;
-    std::byte* const partials = at;
-
     const BackwardCut& cut = backward_;
-    if (cut.parts > 1) {  // otherwise a task writes its own, where it reads dout anyway
+    std::byte* const dq_partials = at;
+    if (cut.key_parts > 1) at += heads() * cut.key_parts * dq_partial_bytes();
+    std::byte* const dkv_partials = at;
+
+    if (cut.key_parts > 1) {  // otherwise a task writes its own, where it reads dout anyway
       over_query_rows(sequences, [&](const Head& head, int64_t head_q, int64_t begin, int64_t end) {
         k_.delta(a, head, head_q, begin, end);
       });
     }
 
-    const auto partial_at = [&](int64_t head, int64_t part) {
-      return reinterpret_cast<float*>(partials + (head * cut.parts + part) * dq_partial_bytes());
+    const auto dq_partial_at = [&](int64_t head, int64_t part) {
+      std::byte* const first = dq_partials + head * cut.key_parts * dq_partial_bytes();
+      return reinterpret_cast<float*>(first + part * dq_partial_bytes());
     };
-    parallel_for(heads() * cut.parts, threads_, [&](int64_t index, int worker) {
-      BackwardTask task;
-      // The first keys of all heads first: under a causal mask they take longest.
-      const int64_t head = index % heads(), part = index / heads();
-      task.head = {sequences[head / p_.head_kv], head / p_.head_kv, head % p_.head_kv};
-      const int64_t kv_len = task.head.sequence.kv_len;
-      task.key_begin = std::min(part * cut.keys, kv_len);
-      task.key_end = std::min(task.key_begin + cut.keys, kv_len);
-      if (cut.parts > 1) task.dq_partial = partial_at(head, part);
-      k_.backward(a, task, scratch + worker * backward_scratch_);
-    });
-    if (cut.parts > 1) {
+    const auto dkv_partial_at = [&](int64_t head, int64_t part) {
+      std::byte* const first = dkv_partials + head * cut.head_parts * dkv_partial_bytes();
+      return reinterpret_cast<float*>(first + part * dkv_partial_bytes());
+    };
+    parallel_for(
+        heads() * cut.head_parts * cut.key_parts, threads_, [&](int64_t index, int worker) {
+          BackwardTask task;
+          // The first keys of all heads first: under a causal mask they take longest.
+          const int64_t head = index % heads(), head_part = index / heads() % cut.head_parts;
+          const int64_t part = index / heads() / cut.head_parts;
+          task.head = {sequences[head / p_.head_kv], head / p_.head_kv, head % p_.head_kv};
+          const int64_t kv_len = task.head.sequence.kv_len;
+          task.head_begin = head_part * cut.heads;
+          task.head_end = std::min(task.head_begin + cut.heads, group());
+          task.key_begin = std::min(part * cut.keys, kv_len);
+          task.key_end = std::min(task.key_begin + cut.keys, kv_len);
+          if (cut.key_parts > 1) task.dq_partial = dq_partial_at(head, part);
+          if (cut.head_parts > 1) task.dkv_partial = dkv_partial_at(head, head_part);
+          k_.backward(a, task, scratch + worker * backward_scratch_);
+        });
+    if (cut.key_parts > 1) {
       over_query_rows(sequences, [&](const Head& head, int64_t head_q, int64_t begin, int64_t end) {
         k_.join_dq(a, head, head_q, begin, end,
-                   {partial_at(head.b * p_.head_kv + head.kv, 0),
+                   {dq_partial_at(head.b * p_.head_kv + head.kv, 0),
                     dq_partial_bytes() / int64_t{sizeof(float)}, cut.keys});
+      });
+    }
+    if (cut.head_parts > 1) {
+      over_keys(sequences, [&](const Head& head, int64_t begin, int64_t end) {
+        k_.join_dkv(a, head, begin, end,
+                    {dkv_partial_at(head.b * p_.head_kv + head.kv, 0),
+                     dkv_partial_bytes() / int64_t{sizeof(float)}, cut.head_parts});
       });
     }
     zero_padding_keys(t, sequences);
@@ -242,6 +206,22 @@ class CpuKernel : public BoundKernel {
   }
   int64_t dq_partial_bytes() const {
     return round_up(group() * p_.q_len * p_.dim_qk * int64_t{sizeof(float)}, kAlign);
+  }
+
+  int64_t dkv_partial_bytes() const {
+    return round_up(p_.kv_len * (p_.dim_qk + p_.dim_v) * int64_t{sizeof(float)}, kAlign);
+  }
+
+  // body(head, begin, end) for all keys.
+  template <typename Body>
+  void over_keys(const Sequence* sequences, const Body& body) const {
+    const int64_t chunks = ceil_div(p_.kv_len, kRowsOfStep);
+    parallel_for(heads() * chunks, threads_, [&](int64_t item, int) {
+      const int64_t begin = item % chunks * kRowsOfStep, of_all = item / chunks;
+      const int64_t b = of_all / p_.head_kv;
+      const int64_t end = std::min(begin + kRowsOfStep, sequences[b].kv_len);
+      if (begin < end) body(Head{sequences[b], b, of_all % p_.head_kv}, begin, end);
+    });
   }
 
   // body(head, query head, begin, end) for all rows of queries, tiles of the backward pass whole.

@@ -1,4 +1,4 @@
-// The backward task: for each query head of a KV head, blocks of keys outside, tiles of queries
+// The backward task: for each query head that it has, blocks of keys outside, tiles of queries
 // inside. dk and dv of a block gather transposed ([dim][key]: the weights are then right operands,
 // which need no transpose); dq of the head gathers in scratch.
 #pragma once
@@ -8,6 +8,7 @@
 namespace fovea::FOVEA_ISA {
 
 using cpu::BackwardTask;
+using cpu::DkvParts;
 using cpu::DqParts;
 
 template <typename T, typename M>
@@ -16,9 +17,9 @@ class Backward {
   using Elem = typename M::Elem;
   using Tile = GradientTile<T, M>;
 
-  static size_t scratch_bytes(const Arguments& a, int64_t q_len, int64_t keys) {
+  static size_t scratch_bytes(const Arguments& a, int64_t q_len, int64_t keys, int64_t heads) {
     ScratchCounter counter;
-    Buffers buffers(a, q_len, keys, counter);
+    Buffers buffers(a, q_len, keys, heads, counter);
     return counter.bytes();
   }
 
@@ -26,7 +27,7 @@ class Backward {
     ScratchCarver carver(scratch);
     Backward self(a, task, carver);
     M::begin();
-    for (int64_t h = 0; h < a.group; ++h) self.query_head(h);
+    for (int64_t h = task.head_begin; h < task.head_end; ++h) self.query_head(h);
     M::end();
   }
 
@@ -58,20 +59,38 @@ class Backward {
       for (int64_t i = tile; i < tile_end; ++i) {
         T* const dq = row_pointer<T>(a.dq, head, head_q, i, head.sequence.q_row);
         const float* const row = parts.first + (h * head.sequence.q_len + i) * a.dim_qk;
-        add_parts(a, row + from * parts.stride, to - from, parts.stride, dq);
+        add_parts(row + from * parts.stride, to - from, parts.stride, a.dim_qk, a.scale, dq);
       }
     }
   }
 
+  static void join_dkv(const Arguments& a, const Head& head, int64_t begin, int64_t end,
+                       const DkvParts& parts) {
+    constexpr int kAhead = 8;
+    const int dims = a.dim_qk + a.dim_v;
+    for (int64_t j = begin; j < end; ++j) {
+      const float* const row = parts.first + j * dims;
+      T* const dk = row_pointer<T>(a.dk, head, head.kv, j, head.sequence.kv_row);
+      T* const dv = row_pointer<T>(a.dv, head, head.kv, j, head.sequence.kv_row);
+      if (j + kAhead < end) {
+        prefetch_to_write(dk + kAhead * a.dk.strides.row, a.dim_qk);
+        prefetch_to_write(dv + kAhead * a.dv.strides.row, a.dim_v);
+      }
+      add_parts(row, parts.count, parts.stride, a.dim_qk, a.scale, dk);
+      add_parts(row + a.dim_qk, parts.count, parts.stride, a.dim_v, 1.0f, dv);
+    }
+  }
+
  private:
-  static void add_parts(const Arguments& a, const float* first, int64_t count, int64_t stride,
-                        T* dq) {
-    for (int d = 0; d < a.dim_qk; d += kLanes) {
+  // to = scale * the sum of parts, `stride` apart.
+  static void add_parts(const float* first, int64_t count, int64_t stride, int dim, float scale,
+                        T* to) {
+    for (int d = 0; d < dim; d += kLanes) {
       Vec total = zero();
       for (int64_t p = 0; p < count; ++p) {
-        total = total + load_up_to(first + p * stride + d, a.dim_qk - d);
+        total = total + load_up_to(first + p * stride + d, dim - d);
       }
-      store_up_to(dq + d, total * broadcast(a.scale), a.dim_qk - d);
+      store_up_to(to + d, total * broadcast(scale), dim - d);
     }
   }
 
@@ -89,10 +108,10 @@ class Backward {
     T* clean;
 
     template <typename Scratch>
-    Buffers(const Arguments& a, int64_t q_len, int64_t keys, Scratch& from) {
+    Buffers(const Arguments& a, int64_t q_len, int64_t keys, int64_t heads, Scratch& from) {
       const Sizes n(a);
       const int64_t tiles = (q_len + kTileQ - 1) / kTileQ;
-      const int64_t blocks = a.group > 1 ? (keys + kTileKv - 1) / kTileKv : 1;
+      const int64_t blocks = heads > 1 ? (keys + kTileKv - 1) / kTileKv : 1;
       q = from.template take<Elem>(tiles * kTileQ * n.qk_depth);
       dout = from.template take<Elem>(tiles * kTileQ * n.v_depth);
       q_t = q;
@@ -130,8 +149,10 @@ class Backward {
         head_(task.head),
         q_len_(task.head.sequence.q_len),
         n_(a),
-        s_(a, q_len_, task.key_end - task.key_begin, carver),
+        s_(a, q_len_, task.key_end - task.key_begin, heads(), carver),
         tile_(a, head_, s_.tile_scratch) {}
+
+  int64_t heads() const { return task_.head_end - task_.head_begin; }
 
   void query_head(int64_t h) {
     const int64_t head_q = head_.kv * a_.group + h;
@@ -140,18 +161,15 @@ class Backward {
     }
     for (int64_t j = task_.key_begin; j < task_.key_end; j += kTileKv) {
       const int keys = static_cast<int>(smaller(kTileKv, task_.key_end - j));
-      const int64_t block = a_.group > 1 ? (j - task_.key_begin) / kTileKv : 0;
+      const int64_t block = heads() > 1 ? (j - task_.key_begin) / kTileKv : 0;
       float* const dk_t = s_.dk_t + block * n_.qk_rows * kGradStride;
       float* const dv_t = s_.dv_t + block * n_.v_rows * kGradStride;
-      if (h == 0) {
+      if (h == task_.head_begin) {
         for (int x = 0; x < n_.qk_rows * kGradStride; x += kLanes) store(dk_t + x, zero());
         for (int x = 0; x < n_.v_rows * kGradStride; x += kLanes) store(dv_t + x, zero());
       }
       key_block(h, j, keys, dk_t, dv_t);
-      if (h + 1 == a_.group) {
-        write_transposed(a_.dk, j, keys, a_.dim_qk, dk_t, a_.scale);
-        write_transposed(a_.dv, j, keys, a_.dim_v, dv_t, 1.0f);
-      }
+      if (h + 1 == task_.head_end) write_keys(j, keys, dk_t, dv_t);
     }
     for (int64_t i = 0; i < q_len_; i += kTileQ) {
       if (meets_keys(h, i)) write_dq(h, head_q, i, smaller(i + kTileQ, q_len_));
@@ -288,11 +306,28 @@ class Backward {
     }
   }
 
-  void write_transposed(const Rows& t, int64_t j, int keys, int dim, const float* src,
-                        float scale) {
-    const auto row_of = [&](int key) {
-      return row_pointer<T>(t, head_, head_.kv, j + key, head_.sequence.kv_row);
+  void write_keys(int64_t j, int keys, const float* dk_t, const float* dv_t) const {
+    if (task_.dkv_partial != nullptr) {
+      const auto rows_from = [&](int column) {
+        const int dims = a_.dim_qk + a_.dim_v;
+        float* const first = task_.dkv_partial + j * dims + column;
+        return [=](int key) { return first + key * dims; };
+      };
+      write_transposed(rows_from(0), keys, a_.dim_qk, dk_t, 1.0f);
+      write_transposed(rows_from(a_.dim_qk), keys, a_.dim_v, dv_t, 1.0f);
+      return;
+    }
+    const auto rows_of = [&](const Rows& t) {
+      return [this, j, &t](int key) {
+        return row_pointer<T>(t, head_, head_.kv, j + key, head_.sequence.kv_row);
+      };
     };
+    write_transposed(rows_of(a_.dk), keys, a_.dim_qk, dk_t, a_.scale);
+    write_transposed(rows_of(a_.dv), keys, a_.dim_v, dv_t, 1.0f);
+  }
+
+  template <typename RowOf>
+  static void write_transposed(RowOf row_of, int keys, int dim, const float* src, float scale) {
     for (int x = 0; x < keys; x += kLanes) {
       for (int l = kLanes; l < 2 * kLanes && x + l < keys; ++l) {
         prefetch_to_write(row_of(x + l), dim);

@@ -76,6 +76,7 @@ constexpr cpu::Kernels kTable = {
     .bias_gradient = BiasGradient<T, M>::run,
     .delta = Backward<T, M>::delta,
     .join_dq = Backward<T, M>::join_dq,
+    .join_dkv = Backward<T, M>::join_dkv,
     .peak_flops_of_a_thread = peak_flops_of_a_thread<M>,
 };
 

@@ -20,13 +20,17 @@ struct ForwardTask {
       nullptr;  // one of several over the keys: unnormalised sums, max and sum of weights
 };
 
-// Keys [key_begin, key_end) of a KV head against all its queries.
+// Keys [key_begin, key_end) of a KV head against the queries of some of its query heads: of its
+// group those from head_begin to before head_end.
 struct BackwardTask {
   Head head;
+  int64_t head_begin = 0, head_end = 0;
   int64_t key_begin = 0, key_end = 0;
   // One of several over the keys: [group * q_len][dim_qk] sums, unscaled, of tiles of queries that
   // see some of the keys. Delta is then known; otherwise the task writes it.
   float* dq_partial = nullptr;
+  // One of several over the query heads: [kv_len][dim_qk + dim_v], sums of dk, unscaled, and dv.
+  float* dkv_partial = nullptr;
 };
 
 // What several tasks over the keys of one KV head made of dq.
@@ -34,6 +38,13 @@ struct DqParts {
   const float* first = nullptr;
   int64_t stride = 0;  // from one part to the next, in floats
   int64_t keys = 0;    // of a part
+};
+
+// What several tasks over the query heads of one KV head made of dk and dv.
+struct DkvParts {
+  const float* first = nullptr;
+  int64_t stride = 0;
+  int64_t count = 0;
 };
 
 // One tile of the bias gradient.
@@ -70,7 +81,8 @@ struct Kernels {
   // Joins `count` partials, `stride` floats apart, of the task's rows into out and lse.
   void (*join_partials)(const Arguments&, const ForwardTask&, const float* partials, int64_t stride,
                         int count) = nullptr;
-  size_t (*backward_scratch)(const Arguments&, int64_t q_len, int64_t keys) = nullptr;
+  size_t (*backward_scratch)(const Arguments&, int64_t q_len, int64_t keys,
+                             int64_t heads) = nullptr;  // of a task
   void (*backward)(const Arguments&, const BackwardTask&, std::byte* scratch) = nullptr;
   size_t (*bias_gradient_scratch)(const Arguments&) = nullptr;
   void (*bias_gradient)(const Arguments&, const BiasGradientTask&, std::byte* scratch) = nullptr;
@@ -81,6 +93,9 @@ struct Kernels {
   // backward_tile_q.
   void (*join_dq)(const Arguments&, const Head& head, int64_t head_q, int64_t begin, int64_t end,
                   const DqParts& parts) = nullptr;
+  // dk and dv of keys [begin, end) of one KV head.
+  void (*join_dkv)(const Arguments&, const Head& head, int64_t begin, int64_t end,
+                   const DkvParts& parts) = nullptr;
   double (*peak_flops_of_a_thread)() = nullptr;
 };
 

@@ -72,9 +72,8 @@ FOVEA_INLINE void add_products(TileSums<kRows>& sums, int depth, LeftByRows a,
   for (int k = 0; k < depth; k += kDepthsAtOnce) {
 #pragma GCC unroll 4
     for (int i = 0; i < kDepthsAtOnce; ++i) {
-      add_depth<kRows>(sums, PanelRow(b + i * kTileColumns), [&](int r) {
-        return bases[r / kOfBase] + r % kOfBase * a.row + i;
-      });
+      add_depth<kRows>(sums, PanelRow(b + i * kTileColumns),
+                       [&](int r) { return bases[r / kOfBase] + r % kOfBase * a.row + i; });
     }
 #pragma GCC unroll 4
     for (const float*& base : bases) base += kDepthsAtOnce;
