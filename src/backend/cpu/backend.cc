@@ -19,8 +19,20 @@ namespace {
 
 constexpr int64_t kAlign = kWorkspaceAlignment;
 
-// Rows of queries that a thread takes at once in steps that only read and write them, and keys.
+// Queries, or keys, that a thread takes at once in steps that only read and write their rows.
 constexpr int64_t kRowsOfStep = 256;
+
+// What several tasks make of the same rows, `count` parts of each, until it is joined.
+struct Partials {
+  std::byte* data;
+  int64_t count;
+  int64_t bytes;  // of a part
+
+  float* at(int64_t rows, int64_t part) const {
+    return reinterpret_cast<float*>(data + (rows * count + part) * bytes);
+  }
+  int64_t stride() const { return bytes / int64_t{sizeof(float)}; }
+};
 
 // Sequences of every batch member, resolved once a call without allocating: in the workspace.
 Sequence* write_sequences(const AttentionProblem& p, const AttentionInputs& t, void* at) {
@@ -85,9 +97,9 @@ class CpuKernel : public BoundKernel {
     at += sequence_bytes();
     std::byte* const scratch = at;
     at += threads_ * forward_scratch_;
-    std::byte* const partials = at;
 
     const ForwardCut& cut = forward_;
+    const Partials partials{at, cut.parts, partial_bytes()};
     const int64_t items = heads() * cut.chunks;
     const auto task_at = [&](int64_t item, int64_t part) {
       ForwardTask task;
@@ -102,21 +114,18 @@ class CpuKernel : public BoundKernel {
       task.key_end = std::min(task.key_begin + cut.keys, s.kv_len);
       return task;
     };
-    const auto partial_at = [&](int64_t item, int64_t part) {
-      return reinterpret_cast<float*>(partials + (item * cut.parts + part) * partial_bytes());
-    };
     parallel_for(items * cut.parts, threads_, [&](int64_t index, int worker) {
       const int64_t item = index / cut.parts, part = index % cut.parts;
       ForwardTask task = task_at(item, part);
       if (task.row_begin >= task.row_end) return;
-      if (cut.parts > 1) task.partial = partial_at(item, part);
+      if (cut.parts > 1) task.partial = partials.at(item, part);
       k_.forward(a, task, scratch + worker * forward_scratch_);
     });
     if (cut.parts > 1) {
       parallel_for(items, threads_, [&](int64_t item, int) {
         const ForwardTask task = task_at(item, 0);
         if (task.row_begin >= task.row_end) return;
-        k_.join_partials(a, task, partial_at(item, 0), partial_bytes() / int64_t{sizeof(float)},
+        k_.join_partials(a, task, partials.at(item, 0), partials.stride(),
                          static_cast<int>(cut.parts));
       });
     }
@@ -135,9 +144,9 @@ class CpuKernel : public BoundKernel {
     std::byte* const scratch = at;
     at += threads_ * backward_scratch_;
     const BackwardCut& cut = backward_;
-    std::byte* const dq_partials = at;
+    const Partials dq_parts{at, cut.key_parts, dq_partial_bytes()};
     if (cut.key_parts > 1) at += heads() * cut.key_parts * dq_partial_bytes();
-    std::byte* const dkv_partials = at;
+    const Partials dkv_parts{at, cut.head_parts, dkv_partial_bytes()};
 
     if (cut.key_parts > 1) {  // otherwise a task writes its own, where it reads dout anyway
       over_query_rows(sequences, [&](const Head& head, int64_t head_q, int64_t begin, int64_t end) {
@@ -145,42 +154,33 @@ class CpuKernel : public BoundKernel {
       });
     }
 
-    const auto dq_partial_at = [&](int64_t head, int64_t part) {
-      std::byte* const first = dq_partials + head * cut.key_parts * dq_partial_bytes();
-      return reinterpret_cast<float*>(first + part * dq_partial_bytes());
-    };
-    const auto dkv_partial_at = [&](int64_t head, int64_t part) {
-      std::byte* const first = dkv_partials + head * cut.head_parts * dkv_partial_bytes();
-      return reinterpret_cast<float*>(first + part * dkv_partial_bytes());
-    };
     parallel_for(
         heads() * cut.head_parts * cut.key_parts, threads_, [&](int64_t index, int worker) {
           BackwardTask task;
           // The first keys of all heads first: under a causal mask they take longest.
           const int64_t head = index % heads(), head_part = index / heads() % cut.head_parts;
-          const int64_t part = index / heads() / cut.head_parts;
+          const int64_t key_part = index / heads() / cut.head_parts;
           task.head = {sequences[head / p_.head_kv], head / p_.head_kv, head % p_.head_kv};
           const int64_t kv_len = task.head.sequence.kv_len;
           task.head_begin = head_part * cut.heads;
           task.head_end = std::min(task.head_begin + cut.heads, group());
-          task.key_begin = std::min(part * cut.keys, kv_len);
+          task.key_begin = std::min(key_part * cut.keys, kv_len);
           task.key_end = std::min(task.key_begin + cut.keys, kv_len);
-          if (cut.key_parts > 1) task.dq_partial = dq_partial_at(head, part);
-          if (cut.head_parts > 1) task.dkv_partial = dkv_partial_at(head, head_part);
+          if (cut.key_parts > 1) task.dq_partial = dq_parts.at(head, key_part);
+          if (cut.head_parts > 1) task.dkv_partial = dkv_parts.at(head, head_part);
           k_.backward(a, task, scratch + worker * backward_scratch_);
         });
     if (cut.key_parts > 1) {
       over_query_rows(sequences, [&](const Head& head, int64_t head_q, int64_t begin, int64_t end) {
         k_.join_dq(a, head, head_q, begin, end,
-                   {dq_partial_at(head.b * p_.head_kv + head.kv, 0),
-                    dq_partial_bytes() / int64_t{sizeof(float)}, cut.keys});
+                   {dq_parts.at(head.b * p_.head_kv + head.kv, 0), dq_parts.stride(), cut.keys});
       });
     }
     if (cut.head_parts > 1) {
       over_keys(sequences, [&](const Head& head, int64_t begin, int64_t end) {
-        k_.join_dkv(a, head, begin, end,
-                    {dkv_partial_at(head.b * p_.head_kv + head.kv, 0),
-                     dkv_partial_bytes() / int64_t{sizeof(float)}, cut.head_parts});
+        k_.join_dkv(
+            a, head, begin, end,
+            {dkv_parts.at(head.b * p_.head_kv + head.kv, 0), dkv_parts.stride(), dkv_parts.count});
       });
     }
     zero_padding_keys(t, sequences);
@@ -207,7 +207,6 @@ class CpuKernel : public BoundKernel {
   int64_t dq_partial_bytes() const {
     return round_up(group() * p_.q_len * p_.dim_qk * int64_t{sizeof(float)}, kAlign);
   }
-
   int64_t dkv_partial_bytes() const {
     return round_up(p_.kv_len * (p_.dim_qk + p_.dim_v) * int64_t{sizeof(float)}, kAlign);
   }
