@@ -158,6 +158,12 @@ const char* fovea_plan_explain(const fovea_plan* plan);
 /* Bytes of scratch for FOVEA_PASS_FORWARD or FOVEA_PASS_BACKWARD. */
 fovea_status fovea_plan_workspace_bytes(const fovea_plan* plan, int32_t pass, size_t* bytes);
 
+/* Memory of the host that suits a workspace of the CPU: on large pages where the system has them.
+ * *memory is NULL unless the call gives FOVEA_OK and bytes is above 0; free it with
+ * fovea_host_memory_destroy, which takes NULL too. Any memory aligned to 64 bytes will do. */
+fovea_status fovea_host_memory_create(size_t bytes, void** memory);
+void fovea_host_memory_destroy(void* memory);
+
 /* workspace is aligned to 64 bytes. stream is a cudaStream_t; the CPU ignores it. */
 fovea_status fovea_forward(const fovea_plan* plan, const fovea_forward_tensors* tensors,
                            void* workspace, size_t workspace_bytes, void* stream);

@@ -3,6 +3,7 @@
 
 #include "fovea/attention.h"
 #include "fovea/device.h"
+#include "fovea/host_memory.h"
 #include "fovea/layers.h"
 #include "fovea/plan.h"
 #include "fovea/status.h"

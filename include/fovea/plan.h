@@ -3,9 +3,9 @@
 //
 //   auto plan = fovea::make_plan(problem, fovea::Device::cpu());
 //   if (!plan.ok()) return plan.status();
-//   const size_t bytes = plan->workspace_bytes(fovea::Pass::kForward);
-//   void* memory = ::operator new(bytes, std::align_val_t{fovea::kWorkspaceAlignment});
-//   fovea::Status done = plan->forward(tensors, {memory, bytes});
+//   auto memory = fovea::HostMemory::allocate(plan->workspace_bytes(fovea::Pass::kForward));
+//   if (!memory.ok()) return memory.status();
+//   fovea::Status done = plan->forward(tensors, memory->workspace());
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,8 @@ namespace fovea {
 
 enum class Pass { kForward, kBackward };
 
-// Scratch memory of the caller, aligned to kWorkspaceAlignment; its contents are never read before
+// Scratch memory of the caller, aligned to kWorkspaceAlignment (fovea/host_memory.h has some that
+// suits the CPU); its contents are never read before
 // they are written, and mean nothing afterwards. One call at a time may use it.
 inline constexpr size_t kWorkspaceAlignment = 64;
 struct Workspace {

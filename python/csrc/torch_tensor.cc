@@ -17,6 +17,11 @@ namespace {
 
 using torch::headeronly::ScalarType;
 
+// Of a thread, between its calls: a layer's pass takes tens of megabytes, and the system clears
+// every page of memory that is new.
+constexpr size_t kMostSpare = size_t{64} << 20;
+thread_local HostMemory spare_memory;
+
 std::optional<DType> dtype_of(ScalarType type) {
   switch (type) {
     case ScalarType::Float: return DType::kF32;
@@ -122,8 +127,24 @@ Tensor empty_bytes(int64_t bytes, Device device) {
 
 Scratch::Scratch(size_t bytes, Device device) {
   if (bytes == 0) return;
+  if (device.type == DeviceType::kCpu) {
+    std::swap(host_memory_, spare_memory);
+    if (host_memory_.bytes() < bytes) {
+      host_memory_ = {};  // before there is more
+      Result<HostMemory> made = HostMemory::allocate(bytes);
+      if (!made.ok()) throw std::runtime_error("fovea: " + made.status().message());
+      host_memory_ = std::move(*made);
+    }
+    workspace_ = {host_memory_.data(), bytes};
+    return;
+  }
   memory_ = empty_bytes(static_cast<int64_t>(bytes), device);
   workspace_ = {memory_->data_ptr(), bytes};
+}
+
+Scratch::~Scratch() {
+  const size_t bytes = host_memory_.bytes();
+  if (bytes <= kMostSpare && bytes > spare_memory.bytes()) std::swap(host_memory_, spare_memory);
 }
 
 Stream current_stream(Device device) {

@@ -60,14 +60,19 @@ Viewed empty_like(const TensorView& view, Order order = Order::kRowsFirst);
 // New memory without a type.
 Tensor empty_bytes(int64_t bytes, Device device);
 
-// Scratch memory of one call. torch gives it back to the stream it was used on.
+// Scratch memory of one call. torch gives that of a GPU back to the stream it was used on; that of
+// the CPU stays with the thread, for its next call.
 class Scratch {
  public:
   Scratch(size_t bytes, Device device);
+  ~Scratch();
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
   Workspace workspace() const { return workspace_; }
 
  private:
   std::optional<Tensor> memory_;
+  HostMemory host_memory_;
   Workspace workspace_;
 };
 

@@ -1,11 +1,11 @@
 // The public calls: check the arguments, plan, run.
-#include <cstdlib>
 #include <memory>
 
 #include "api/check.h"
 #include "api/guard.h"
 #include "backend/cuda/device.h"
 #include "base/refusal.h"
+#include "fovea/host_memory.h"
 #include "fovea/plan.h"
 #include "plan/build.h"
 #include "plan/cache.h"
@@ -13,10 +13,6 @@
 
 namespace fovea {
 namespace {
-
-struct Free {
-  void operator()(void* memory) const { std::free(memory); }
-};
 
 // What one call of a convenience needs besides its tensors.
 Status with_workspace(const char* call, const Plan& plan, Pass pass, Device device, Stream stream,
@@ -31,12 +27,9 @@ Status with_workspace(const char* call, const Plan& plan, Pass pass, Device devi
       return done;
     }
     if (memory.status().code() != StatusCode::kOutOfMemory) return memory.status();
-  } else if (bytes <= SIZE_MAX - kWorkspaceAlignment) {
-    // aligned_alloc takes whole multiples of the alignment.
-    const size_t whole = (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment;
-    const std::unique_ptr<void, Free> memory(
-        std::aligned_alloc(kWorkspaceAlignment, whole * kWorkspaceAlignment));
-    if (memory != nullptr) return run(Workspace{memory.get(), bytes});
+  } else {
+    const Result<HostMemory> memory = HostMemory::allocate(bytes);
+    if (memory.ok()) return run(memory->workspace());
   }
   return {StatusCode::kOutOfMemory, std::string(call) + ": a workspace of " +
                                         std::to_string(bytes) +

@@ -3,12 +3,14 @@
 #include "fovea/c_api.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <new>
 #include <string>
 #include <vector>
 
 #include "api/guard.h"
 #include "base/refusal.h"
+#include "fovea/host_memory.h"
 #include "fovea/plan.h"
 #include "fovea/version.h"
 
@@ -228,6 +230,18 @@ fovea_status fovea_plan_workspace_bytes(const fovea_plan* plan, int32_t pass, si
     return {};
   });
 }
+
+fovea_status fovea_host_memory_create(size_t bytes, void** memory) {
+  return reported([&]() -> Status {
+    if (memory == nullptr) return refuse_null("fovea_host_memory_create", "memory");
+    *memory = nullptr;
+    fovea::Result<fovea::HostMemory> made = fovea::HostMemory::allocate(bytes);
+    if (made.ok()) *memory = made->release();
+    return made.status();
+  });
+}
+
+void fovea_host_memory_destroy(void* memory) { std::free(memory); }
 
 fovea_status fovea_forward(const fovea_plan* plan, const fovea_forward_tensors* tensors,
                            void* workspace, size_t workspace_bytes, void* stream) {

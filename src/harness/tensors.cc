@@ -64,8 +64,12 @@ std::byte* element(const TensorView& t, int64_t i0, int64_t i1, int64_t i2, int6
 
 }  // namespace
 
-GuardedBuffer::GuardedBuffer(size_t bytes) : bytes_(bytes) {
-  block_.reset(static_cast<std::byte*>(std::aligned_alloc(64, block_bytes())));
+GuardedBuffer::GuardedBuffer(size_t bytes, MemoryKind kind) : bytes_(bytes) {
+  if (kind == MemoryKind::kTensor) {
+    block_.reset(static_cast<std::byte*>(std::aligned_alloc(64, block_bytes())));
+  } else if (Result<HostMemory> memory = HostMemory::allocate(block_bytes()); memory.ok()) {
+    block_.reset(static_cast<std::byte*>(memory->release()));
+  }
   if (block_ == nullptr) throw std::bad_alloc();
   std::memset(block_.get(), static_cast<int>(kCanary), kGuardBytes);
   std::memset(data() + bytes, static_cast<int>(kCanary), block_bytes() - kGuardBytes - bytes);
@@ -79,7 +83,7 @@ bool GuardedBuffer::canaries_intact() const {
          all_canary(data() + bytes_, block_bytes() - kGuardBytes - bytes_);
 }
 
-OwnedWorkspace::OwnedWorkspace(size_t bytes) : buffer_(bytes) { poison(); }
+OwnedWorkspace::OwnedWorkspace(size_t bytes) : buffer_(bytes, MemoryKind::kWorkspace) { poison(); }
 
 void OwnedWorkspace::fill(int byte) { std::memset(buffer_.data(), byte, buffer_.bytes()); }
 

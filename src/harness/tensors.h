@@ -13,18 +13,21 @@
 #include <memory>
 #include <vector>
 
-#include "fovea/plan.h"
+#include "fovea/host_memory.h"
 #include "harness/case.h"
 
 namespace fovea::harness {
 
 inline constexpr int kPoisonByte = 0xFF;  // all ones is a NaN in every float type
 
+// What the guards of a buffer lie in: memory as anybody's tensors have it, or a workspace's.
+enum class MemoryKind { kTensor, kWorkspace };
+
 // A 64-byte aligned block between two guard lines whose bytes nobody may touch.
 class GuardedBuffer {
  public:
   GuardedBuffer() = default;
-  explicit GuardedBuffer(size_t bytes);
+  explicit GuardedBuffer(size_t bytes, MemoryKind kind = MemoryKind::kTensor);
 
   std::byte* data() const { return block_ ? block_.get() + kGuardBytes : nullptr; }
   size_t bytes() const { return bytes_; }

@@ -19,11 +19,7 @@ int c_consumer_forward(void) {
   const int64_t q_sizes[4] = {1, 1, 1, 4}, v_sizes[4] = {1, 1, 1, 3}, lse_sizes[3] = {1, 1, 1};
   fovea_plan* plan = NULL;
   size_t bytes = 12345;
-  static union {
-    double align;
-    char bytes[1 << 16];
-  } memory;
-  char* workspace = memory.bytes + (64 - (uintptr_t)memory.bytes % 64) % 64;
+  void* workspace = NULL;
 
   problem.batch = problem.head_q = problem.head_kv = problem.q_len = problem.kv_len = 1;
   problem.dim_qk = 4;
@@ -35,7 +31,7 @@ int c_consumer_forward(void) {
   REQUIRE(strcmp(fovea_plan_backend(plan), "reference") == 0);
   REQUIRE(strstr(fovea_plan_explain(plan), fovea_plan_kernel(plan)) != NULL);
   REQUIRE(fovea_plan_workspace_bytes(plan, FOVEA_PASS_FORWARD, &bytes) == FOVEA_OK);
-  REQUIRE(bytes <= sizeof(memory.bytes) - 64);
+  REQUIRE(fovea_host_memory_create(bytes, &workspace) == FOVEA_OK);
 
   tensors.inputs.q = fovea_tensor_contiguous(q, FOVEA_F32, 4, q_sizes);
   tensors.inputs.k = fovea_tensor_contiguous(k, FOVEA_F32, 4, q_sizes);
@@ -49,6 +45,7 @@ int c_consumer_forward(void) {
   tensors.inputs.k.sizes[3] = 5;
   REQUIRE(fovea_forward(plan, &tensors, workspace, bytes, NULL) == FOVEA_INVALID_ARGUMENT);
   REQUIRE(strstr(fovea_last_error(), "forward: k.dim_qk is 5") != NULL);
+  fovea_host_memory_destroy(workspace);
   fovea_plan_destroy(plan);
   return 0;
 }

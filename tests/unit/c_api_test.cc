@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
 #include <string>
 #include <thread>
 #include <vector>
@@ -83,6 +84,17 @@ TEST(CApiTest, PassMustBeOneOfTwo) {
   fovea_plan_destroy(plan);
 }
 
+TEST(CApiTest, HostMemory) {
+  void* memory = &memory;
+  EXPECT_EQ(fovea_host_memory_create(0, &memory), FOVEA_OK);
+  EXPECT_EQ(memory, nullptr);
+  memory = &memory;
+  EXPECT_EQ(fovea_host_memory_create(SIZE_MAX / 2, &memory), FOVEA_OUT_OF_MEMORY);
+  EXPECT_EQ(memory, nullptr);
+  EXPECT_EQ(fovea_host_memory_create(1, nullptr), FOVEA_INVALID_ARGUMENT);
+  fovea_host_memory_destroy(nullptr);
+}
+
 TEST(CApiTest, ErrorsStayOnTheirThread) {
   EXPECT_EQ(fovea_forward(nullptr, nullptr, nullptr, 0, nullptr), FOVEA_INVALID_ARGUMENT);
   const std::string here = fovea_last_error();
@@ -126,9 +138,10 @@ TEST(CApiTest, BackwardOfOneKey) {
   t.lse = fovea_tensor_contiguous(lse, FOVEA_F32, 3, sizes);
   size_t bytes = 0;
   ASSERT_EQ(fovea_plan_workspace_bytes(plan, FOVEA_PASS_BACKWARD, &bytes), FOVEA_OK);
-  std::vector<char> memory(bytes + 64);
-  char* aligned = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
-  ASSERT_EQ(fovea_backward(plan, &t, aligned, bytes, nullptr), FOVEA_OK) << fovea_last_error();
+  void* memory = nullptr;
+  ASSERT_EQ(fovea_host_memory_create(bytes, &memory), FOVEA_OK) << fovea_last_error();
+  ASSERT_EQ(fovea_backward(plan, &t, memory, bytes, nullptr), FOVEA_OK) << fovea_last_error();
+  fovea_host_memory_destroy(memory);
   for (int d = 0; d < 4; ++d) {
     EXPECT_NEAR(dq[d], 0, 1e-6);
     EXPECT_NEAR(dk[d], 0, 1e-6);

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { kRows = 128, kHeads = 8, kDim = 64, kElements = kRows * kHeads * kDim, kLine = 64 };
+enum { kRows = 128, kHeads = 8, kDim = 64, kElements = kRows * kHeads * kDim };
 
 int main(void) {
   static float q[kElements], k[kElements], v[kElements], out[kElements];
@@ -34,15 +34,14 @@ int main(void) {
   size_t bytes = 0;
   if (fovea_plan_create(&problem, NULL, &plan) == FOVEA_OK &&
       fovea_plan_workspace_bytes(plan, FOVEA_PASS_FORWARD, &bytes) == FOVEA_OK) {
-    bytes = (bytes / kLine + 1) * kLine; /* aligned_alloc takes whole lines */
-    workspace = aligned_alloc(kLine, bytes);
-    if (workspace != NULL && fovea_forward(plan, &tensors, workspace, bytes, NULL) == FOVEA_OK) {
+    if (fovea_host_memory_create(bytes, &workspace) == FOVEA_OK &&
+        fovea_forward(plan, &tensors, workspace, bytes, NULL) == FOVEA_OK) {
       printf("fovea %s, %s: out[0] = %g\n", fovea_version(), fovea_plan_kernel(plan), out[0]);
       failed = 0;
     }
   }
   if (failed) fprintf(stderr, "%s\n", fovea_last_error());
-  free(workspace);
+  fovea_host_memory_destroy(workspace);
   fovea_plan_destroy(plan);
   return failed;
 }
