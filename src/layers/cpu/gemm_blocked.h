@@ -36,7 +36,7 @@ class BlockedGemm : GemmOperands<T, M> {
   static constexpr int64_t kChunk = kLanes == 4 || sizeof(Elem) != 4 ? 512 : 256;
   static constexpr int64_t kPackedChunk = sizeof(Elem) == 4 ? 256 : 512;
   static constexpr int64_t kSlicedChunk = 1024, kLongestChunk = kSlices ? kSlicedChunk : kChunk;
-  static constexpr int64_t kPackColumns = 64;                                  // packed at once
+  static constexpr int64_t kPackColumns = 64, kPackDepths = 64;                // packed at once
   static constexpr int64_t kOwnRows = Operands::kMostRows, kOwnColumns = 256;  // b packed by tile
   // Of tiles where b is packed by strips. Where tiles do not pack their rows, strips are so narrow
   // that one stays in the second cache while rows pass. Of the last rows tiles have fewer, so that
@@ -203,8 +203,11 @@ class BlockedGemm : GemmOperands<T, M> {
       int64_t first, columns;  // in m
       int64_t fewest;          // rows of a tile
 
-      // What is packed at once: of a chunk.
-      int64_t packs() const { return parts(columns, kPackColumns); }
+      // What is packed at once, of a chunk: some columns, or where rows lie some depths of all.
+      int64_t packs() const {
+        return Operands::rows_lie(m) ? parts(least(m.depth, longest_chunk(m)), kPackDepths)
+                                     : parts(columns, kPackColumns);
+      }
       int64_t pieces_of_member() const { return parts(m.rows, fewest); }  // of its rows
       StripSize size() const {
         return {chunk_count(m) * packs(), m.batch * pieces_of_member(), kTileRows / fewest};
@@ -225,7 +228,13 @@ class BlockedGemm : GemmOperands<T, M> {
     };
     const auto pack = [&](int64_t strip, int64_t piece, int worker) {
       const auto s = group.strip_at(strip);
-      const int64_t n = piece / s.packs(), from = piece % s.packs() * kPackColumns;
+      const int64_t n = piece / s.packs(), part = piece % s.packs();
+      if (Operands::rows_lie(s.m)) {
+        Operands::pack_b_depths(s.m, chunk_at(s.m, n), s.first, s.columns, part * kPackDepths,
+                                kPackDepths, packed_at(s, n, s.first));
+        return;
+      }
+      const int64_t from = part * kPackColumns;
       Operands::pack_b(s.m, chunk_at(s.m, n), s.first + from, least(kPackColumns, s.columns - from),
                        packed_at(s, n, s.first + from), gathered_of(scratch, worker));
     };

@@ -96,6 +96,22 @@ struct GemmOperands {
     }
   }
 
+  // Whether b's rows lie as they are packed, so that some depths can be packed of all columns.
+  static bool rows_lie(const Gemm& g) { return kSlices && g.b.col == 1; }
+  // Depths from `from` on, up to `most`, of a chunk's columns [first, first + count).
+  static void pack_b_depths(const Product& m, const Chunk& chunk, int64_t first, int64_t count,
+                            int64_t from, int64_t most, Elem* to) {
+    if constexpr (kSlices) {
+      const int64_t depth = least(most, chunk.length - from);
+      if (depth <= 0) return;  // the last chunk may be short
+      const T* const b = static_cast<const T*>(m.b.data) + chunk.block * m.b.block +
+                         (chunk.first + from) * m.b.depth + first;
+      M::template pack_right<T>(to + from * M::kPanel, b, m.b.depth, static_cast<int>(depth),
+                                static_cast<int>(up(depth, M::kDepthAlign)),
+                                static_cast<int>(count), chunk.padded());
+    }
+  }
+
   // Columns [first, first + count) of a chunk; `gathered` has room for them where neither stride
   // of b is 1.
   static void pack_b(const Product& m, const Chunk& chunk, int64_t first, int64_t count, Elem* to,

@@ -107,25 +107,40 @@ struct MatrixF32 {
     }
   }
 
+  // Some depths of panels that have panel_depth in all. With long vectors a few depths of all
+  // columns follow each other: rows of src are read as they lie, and lines of panels written whole.
   template <typename T>
   static bool pack_right(float* dst, const T* src, int64_t stride, int depth, int depth_pad,
-                         int cols) {
+                         int cols, int64_t panel_depth) {
+    constexpr bool kAsksBeside = kLanes == 16;
+    constexpr int kDepths = kAsksBeside ? 8 : 1;
     Vec worst[2] = {zero(), zero()};  // 0 x is 0, or NaN when x is not finite
-    for (int k = 0; k < depth_pad; ++k) {
-      ask_for_row(src, stride, k, depth, cols);
-      float* to = dst + k * kPanel;
-      for (int c = 0; c < cols; c += kPanel, to += static_cast<int64_t>(depth_pad) * kPanel) {
-        if constexpr (kRowsAhead != 0) prefetch_to_write(to + kRowsAhead / 2 * kPanel, kPanel);
-        for (int half = 0; half < 2; ++half) {
-          const int left = cols - c - half * kLanes;
-          const Vec x =
-              k < depth && left > 0 ? load_up_to(src + k * stride + cols - left, left) : zero();
-          worst[half] = fma(x, zero(), worst[half]);
-          store(to + half * kLanes, x);
+    for (int from = 0; from < depth_pad; from += kDepths) {
+      const int end = from + kDepths < depth_pad ? from + kDepths : depth_pad;
+      if constexpr (!kAsksBeside) ask_for_row(src, stride, from, depth, cols);
+      for (int c = 0; c < cols; c += kPanel) {
+        const int width = cols - c < kPanel ? cols - c : kPanel;
+        float* to = dst + c * panel_depth + from * kPanel;
+        for (int k = from; k < end; ++k, to += kPanel) {
+          const T* const row = src + k * stride + c;
+          if (kAsksBeside && k + kDepths < depth) prefetch_to_read(row + kDepths * stride, width);
+          if constexpr (kRowsAhead != 0) prefetch_to_write(to + kRowsAhead / 2 * kPanel, kPanel);
+          for (int half = 0; half < 2; ++half) {
+            const int left = width - half * kLanes;
+            const Vec x = k < depth && left > 0 ? load_up_to(row + half * kLanes, left) : zero();
+            worst[half] = fma(x, zero(), worst[half]);
+            store(to + half * kLanes, x);
+          }
         }
       }
     }
     return any_nonfinite(worst[0] + worst[1]);
+  }
+
+  template <typename T>
+  static bool pack_right(float* dst, const T* src, int64_t stride, int depth, int depth_pad,
+                         int cols) {
+    return pack_right<T>(dst, src, stride, depth, depth_pad, cols, depth_pad);
   }
 
   template <typename T>
