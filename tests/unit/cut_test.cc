@@ -51,7 +51,7 @@ TEST(BackwardCut, OneThreadCutsNothing) {
 
 // Parts of the heads read nothing twice, parts of the keys read the queries again.
 TEST(BackwardCut, HeadsAreCutBeforeKeys) {
-  const cpu::BackwardCut some = cpu::cut_backward(problem(1, 16, 4, 1024), kSizes, 2);
+  const cpu::BackwardCut some = cpu::cut_backward(problem(1, 32, 8, 1024), kSizes, 2);
   EXPECT_EQ(some.head_parts, 2);
   EXPECT_EQ(some.key_parts, 1);
   const cpu::BackwardCut all = cpu::cut_backward(problem(1, 16, 4, 1024), kSizes, 16);

@@ -95,18 +95,34 @@ TEST(Strips, ThreadsWithoutAStripHelp) {
   EXPECT_EQ(doing.load(), 2);
 }
 
-// As many at once as are best together while many are left, the last one by one.
-TEST(Strips, FewerPartsAtOnceTowardsTheEnd) {
+// Of 24 parts, up to four at once, how many are done together, on a thread that is one of `threads`
+// but has to do it all, for the others are taken.
+std::vector<int64_t> counts_of_one(int threads) {
   StripMemory memory;
   std::vector<int64_t> counts;
-  parallel_strips(
-      1, 1, memory.bytes,
-      [](int64_t) {
-        return StripSize{0, 24, 4};
-      },
-      [](int64_t, int64_t, int) {},
-      [&](int64_t, int64_t begin, int64_t end, int) { counts.push_back(end - begin); });
-  EXPECT_EQ(counts, (std::vector<int64_t>{4, 4, 4, 3, 2, 1, 1, 1, 1, 1, 1, 1}));
+  const auto all = [&] {
+    parallel_strips(
+        1, threads, memory.bytes,
+        [](int64_t) {
+          return StripSize{0, 24, 4};
+        },
+        [](int64_t, int64_t, int) {},
+        [&](int64_t, int64_t begin, int64_t end, int) { counts.push_back(end - begin); });
+  };
+  parallel_for(2, 2, [&](int64_t item, int) {
+    if (item == 0) all();
+  });
+  return counts;
+}
+
+// As many at once as are best together while many are left, the last one by one; few threads come
+// to that late.
+TEST(Strips, FewerPartsAtOnceTowardsTheEnd) {
+  EXPECT_EQ(counts_of_one(1), (std::vector<int64_t>{4, 4, 4, 4, 4, 4}));
+  EXPECT_EQ(counts_of_one(2), (std::vector<int64_t>{4, 4, 4, 4, 4, 2, 1, 1}));
+  const std::vector<int64_t> many{4, 4, 4, 3, 2, 1, 1, 1, 1, 1, 1, 1};
+  EXPECT_EQ(counts_of_one(4), many);
+  EXPECT_EQ(counts_of_one(16), many);
 }
 
 // The pool's threads are taken: one thread does it all.

@@ -11,8 +11,9 @@ namespace {
 // the backward pass no shorter than that.
 constexpr int64_t kPartKeys = 256, kBackwardPartKeys = 64;
 
-// Tasks for each thread: cores are not equally fast at all times.
-constexpr int64_t kTasks = 4;
+// Tasks for each thread: cores are not equally fast at all times. Query heads take long and lose
+// next to nothing by being apart.
+constexpr int64_t kTasks = 4, kTasksOfHeads = 8;
 
 int64_t heads_of(const AttentionProblem& p) { return std::max<int64_t>(1, p.batch * p.head_kv); }
 
@@ -41,8 +42,8 @@ BackwardCut cut_backward(const AttentionProblem& p, const KernelSizes& sizes, in
   BackwardCut cut;
   cut.heads = group;
   int64_t tasks = heads_of(p);
-  if (threads > 1 && tasks < kTasks * threads) {
-    cut.heads = ceil_div(group, std::min(group, ceil_div(kTasks * threads, tasks)));
+  if (threads > 1 && tasks < kTasksOfHeads * threads) {
+    cut.heads = ceil_div(group, std::min(group, ceil_div(kTasksOfHeads * threads, tasks)));
     cut.head_parts = ceil_div(group, cut.heads);
     tasks *= cut.head_parts;
   }

@@ -40,9 +40,8 @@ class BlockedGemm : GemmOperands<T, M> {
   static constexpr int64_t kOwnRows = Operands::kMostRows, kOwnColumns = 256;  // b packed by tile
   // Of tiles where b is packed by strips. Where tiles do not pack their rows, strips are so narrow
   // that one stays in the second cache while rows pass. Of the last rows tiles have fewer, so that
-  // threads end together; all of a wide strip passes for them, so not many fewer for few threads.
+  // threads end together.
   static constexpr int64_t kTileRows = kSlices ? 96 : 128, kFewestRows = kTileRows / 4;
-  static constexpr int kFewThreads = kSlices ? 4 : 1;
   static constexpr int64_t kTileColumns = 512, kNarrowColumns = 128;
   // Tiles for each thread, at least: cores are not equally fast at all times.
   static constexpr int64_t kTilesOfThread = kRowsAsTheyLie ? 8 : 3;
@@ -146,7 +145,6 @@ class BlockedGemm : GemmOperands<T, M> {
     int64_t count = 0, bytes = 0, columns = 0;
     int64_t packed[kMost] = {};  // byte offset of b
     int64_t wide = 0;            // a strip
-    int64_t fewest = 0;          // rows of a tile
 
     bool take(const Product& g) {
       if (count == kMost || FewRows::takes(g)) return false;
@@ -168,7 +166,6 @@ class BlockedGemm : GemmOperands<T, M> {
       wide = slices ? kSlicedColumns : lie ? kNarrowColumns : kTileColumns;
       const int64_t enough = (slices ? kSlicedTilesOfThread : kTilesOfThread) * threads;
       while (tiles() < enough && wide > kPackColumns) wide /= 2;
-      fewest = threads > kFewThreads ? kFewestRows : 2 * kFewestRows;
     }
 
     // Chooses whose rows are packed in slices; says whether there are any.
@@ -201,22 +198,21 @@ class BlockedGemm : GemmOperands<T, M> {
       const Product& m;
       int64_t packed;          // byte offset of b
       int64_t first, columns;  // in m
-      int64_t fewest;          // rows of a tile
 
       // What is packed at once, of a chunk: some columns, or where rows lie some depths of all.
       int64_t packs() const {
         return Operands::rows_lie(m) ? parts(least(m.depth, longest_chunk(m)), kPackDepths)
                                      : parts(columns, kPackColumns);
       }
-      int64_t pieces_of_member() const { return parts(m.rows, fewest); }  // of its rows
+      int64_t pieces_of_member() const { return parts(m.rows, kFewestRows); }  // of its rows
       StripSize size() const {
-        return {chunk_count(m) * packs(), m.batch * pieces_of_member(), kTileRows / fewest};
+        return {chunk_count(m) * packs(), m.batch * pieces_of_member(), kTileRows / kFewestRows};
       }
     };
     Strip strip_at(int64_t n) const {
       int64_t g = 0;
       for (; n >= strips_of(g); ++g) n -= strips_of(g);
-      return {products[g], packed[g], n * wide, least(wide, products[g].cols - n * wide), fewest};
+      return {products[g], packed[g], n * wide, least(wide, products[g].cols - n * wide)};
     }
   };
 
@@ -244,7 +240,8 @@ class BlockedGemm : GemmOperands<T, M> {
       for (int64_t next; begin < end; begin = next) {
         const int64_t batch = begin / down;
         next = least(end, (batch + 1) * down);
-        const Tile t{batch, begin % down * s.fewest, (next - begin) * s.fewest, s.first, s.columns};
+        const Tile t{batch, begin % down * kFewestRows, (next - begin) * kFewestRows, s.first,
+                     s.columns};
         make_tile(s.m, clipped(s.m, t), worker, scratch,
                   [&](int64_t n, const Tile& at) { return packed_at(s, n, at.col); });
       }

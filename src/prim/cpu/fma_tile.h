@@ -100,26 +100,30 @@ FOVEA_INLINE void add_products(TileSums<kRows>& sums, int depth, LeftOfPanels a,
   }
 }
 
-// b is long and comes from the second cache, so it is loaded two depths before it is needed; the
-// last depths load themselves again. Meanwhile what lies at `ahead`, farther away, is asked for, a
-// line for each few depths, and `ahead` moves on.
+// b is long and comes from the second cache, so it is loaded two depths before it is needed.
+// Meanwhile what lies at `ahead`, farther away, is asked for, a line for each few depths, and
+// `ahead` moves on. The last depths stand apart, so that the others need not ask whether more
+// follow: whatever is not a product costs as much as one where another thread shares the core.
 template <int kRows>
 FOVEA_INLINE void add_products(TileSums<kRows>& sums, int depth, LeftSlices a, const float* b,
                                const float*& ahead) {
   PanelRow soon[2] = {PanelRow(b), PanelRow(b + kTileColumns)};
-  for (int k = 0; k < depth; k += kDepthsAtOnce) {
+  const auto add_depths = [&](int loaded) FOVEA_INLINED {
     prefetch_to_read(ahead, kLanes);
     ahead += kLanes;
-    const float* const next = b + (k + kDepthsAtOnce < depth ? kDepthsAtOnce * kTileColumns : 0);
 #pragma GCC unroll 4
-    for (int i = 0; i < kDepthsAtOnce; ++i, a.data += kSliceRows) {
-      add_depth<kRows>(sums, soon[i % 2], [=](int r) { return a.data + r; });
-      const bool within = i + 2 < kDepthsAtOnce;
-      soon[i % 2] = PanelRow(within ? b + (i + 2) * kTileColumns
-                                    : next + (i + 2 - kDepthsAtOnce) * kTileColumns);
+    for (int i = 0; i < kDepthsAtOnce; ++i) {
+      add_depth<kRows>(sums, soon[i % 2], [=](int r) { return a.data + i * kSliceRows + r; });
+      if (i + 2 < loaded) soon[i % 2] = PanelRow(b + (i + 2) * kTileColumns);
     }
-    b = next;
+  };
+  const float* const last = a.data + (depth - kDepthsAtOnce) * kSliceRows;
+  while (a.data != last) {
+    add_depths(kDepthsAtOnce + 2);
+    a.data += kDepthsAtOnce * kSliceRows;
+    b += kDepthsAtOnce * kTileColumns;
   }
+  add_depths(kDepthsAtOnce);
 }
 
 // The left operand as lanes of vectors along its rows. What the next step needs is loaded where

@@ -17,15 +17,19 @@ struct alignas(kStripBytes) Strip {
 };
 static_assert(sizeof(Strip) == kStripBytes);
 
+// Of the parts left, one of as many as there are threads, but of no more than this: who takes few
+// is soon back.
+constexpr int kMostShares = 4;
+
 struct Range {
   int64_t begin = 0, end = 0;
 };
 
-// The next numbers below `end`, if any are left: a quarter of those, but at most `most`.
-Range take(std::atomic<int64_t>& next, int64_t end, int64_t most) {
+// The next numbers below `end`, if any are left: a `share`th of those, but at most `most`.
+Range take(std::atomic<int64_t>& next, int64_t end, int64_t share, int64_t most) {
   const int64_t left = end - next.load(std::memory_order_relaxed);
   if (left <= 0) return {};
-  const int64_t count = std::clamp<int64_t>(left / 4, 1, most);
+  const int64_t count = std::clamp<int64_t>(left / share, 1, most);
   const int64_t begin = next.fetch_add(count, std::memory_order_relaxed);
   return {std::min(begin, end), std::min(begin + count, end)};
 }
@@ -33,7 +37,11 @@ Range take(std::atomic<int64_t>& next, int64_t end, int64_t most) {
 class Strips {
  public:
   Strips(Strip* all, int64_t count, int threads, const StripWork& work)
-      : all_(all), count_(count), threads_(threads), work_(work) {}
+      : all_(all),
+        count_(count),
+        threads_(threads),
+        share_(std::clamp(threads, 1, kMostShares)),
+        work_(work) {}
 
   void work(int worker) const {
     const int64_t first = worker * count_ / threads_;
@@ -55,12 +63,12 @@ class Strips {
   bool go_on_with(int64_t strip, int worker) const {
     Strip& s = all_[strip];
     const StripSize size = work_.size(work_.context, strip);
-    for (Range r; (r = take(s.next_piece, size.pieces, 1)).begin < r.end;) {
+    for (Range r; (r = take(s.next_piece, size.pieces, 1, 1)).begin < r.end;) {
       work_.prepare(work_.context, strip, r.begin, worker);
       s.pieces_done.fetch_add(1, std::memory_order_release);
     }
     if (s.pieces_done.load(std::memory_order_acquire) < size.pieces) return false;
-    for (Range r; (r = take(s.next_part, size.parts, size.at_once)).begin < r.end;) {
+    for (Range r; (r = take(s.next_part, size.parts, share_, size.at_once)).begin < r.end;) {
       work_.parts(work_.context, strip, r.begin, r.end, worker);
     }
     return true;
@@ -69,6 +77,7 @@ class Strips {
   Strip* const all_;
   const int64_t count_;
   const int threads_;
+  const int share_;
   const StripWork& work_;
 };
 
