@@ -9,7 +9,9 @@
 namespace fovea::cli {
 namespace {
 
-constexpr double kWarmBelowSeconds = 0.05;  // a run this long warms its caches as it goes
+// A run this long warms its caches as it goes, and what the pause before it costs is hardly seen.
+// In shorter ones it is: with a bound between two contenders only one of them would pay for it.
+constexpr double kWarmBelowSeconds = 0.5;
 constexpr int kMostCalls = 20;      // in one graph: launching it costs far less than running
 constexpr int kFewestReplays = 10;  // of one graph, where a sample has that many runs
 constexpr int kUncountedShare = 4;  // a replay before the clock starts for so many after
