@@ -41,7 +41,6 @@ struct MatrixF32 {
 
   // Rows asked for ahead of the one that is packed, where that is known to pay.
   static constexpr int kRowsAhead = kLanes == 8 ? 0 : 16;
-  static constexpr int kShortRow = 256;
 
   struct Left {
     const float* data;
@@ -144,20 +143,13 @@ struct MatrixF32 {
     return pack_right<T>(dst, src, stride, depth, depth_pad, cols, depth_pad);
   }
 
-  // With long vectors a panel is written in whole lines, which are asked for, and of src only rows
-  // that are short: long ones come by themselves, and all their lines at once would push each other
-  // out.
   template <typename T>
   static void pack_right_transposed(float* dst, const T* src, int64_t stride, int cols, int depth,
                                     int depth_pad) {
-    constexpr bool kLongVectors = kLanes == 16;
-    const bool asks = !kLongVectors || depth <= kShortRow;
     for (int c = 0; c < cols; c += kPanel, dst += static_cast<int64_t>(depth_pad) * kPanel) {
-      for (int i = 0; asks && i < kPanel; ++i) ask_for_row(src, stride, c + i, cols, depth);
-      for (int k = 0; k < depth_pad; k += kLanes) {
-        float* const to = dst + k * kPanel;
-        if constexpr (kLongVectors) prefetch_to_write(to + 2 * kLanes * kPanel, kLanes * kPanel);
-        for (int part = 0; part < kPanel; part += kLanes) {
+      for (int i = 0; i < kPanel; ++i) ask_for_row(src, stride, c + i, cols, depth);
+      for (int part = 0; part < kPanel; part += kLanes) {
+        for (int k = 0; k < depth_pad; k += kLanes) {
           Vec rows[kLanes];
           for (int i = 0; i < kLanes; ++i) {
             const int col = c + part + i;
@@ -166,7 +158,7 @@ struct MatrixF32 {
           }
           transpose_lanes(rows);
           for (int i = 0; i < kLanes && k + i < depth_pad; ++i) {
-            store(to + i * kPanel + part, rows[i]);
+            store(dst + (k + i) * kPanel + part, rows[i]);
           }
         }
       }
