@@ -187,6 +187,14 @@ bool write_json(const std::string& path, const Results& results) {
   return !file.fail();
 }
 
+// Of rows before too: the peak may have risen.
+void take_parts_of_peak(const BenchSetup& setup, std::vector<Row>& rows) {
+  for (Row& row : rows) {
+    const std::optional<double> peak = peak_of(setup, row.problem.dtype);
+    if (peak) row.peak_fraction = 1e12 * row.tflops / *peak;
+  }
+}
+
 // True when fovea did every case, and did it right. What there is so far is written after each
 // case: a long run that is cut short leaves its rows.
 bool run_cases(const std::vector<BenchCase>& cases, BenchSetup& setup, const std::string& json_path,
@@ -207,6 +215,7 @@ bool run_cases(const std::vector<BenchCase>& cases, BenchSetup& setup, const std
       results.skipped.push_back({"fovea", done.message(), c.text});
       progress.note("skipped " + c.text + ": " + done.message());
     }
+    take_parts_of_peak(setup, results.rows);
     if (setup.watch != nullptr) results.gpu_state = setup.watch->typical();
     if (!json_path.empty()) (void)write_json(json_path, results);
   }

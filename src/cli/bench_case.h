@@ -33,11 +33,15 @@ struct BenchSetup {
   TorchPeer* torch = nullptr;  // null: not asked for, or not to be had
   TorchEngines torch_engines;
   TimingSettings timing;
-  GpuWatch* watch = nullptr;                     // with a GPU
-  std::map<DType, std::optional<double>> peaks;  // measured on first use
+  GpuWatch* watch = nullptr;      // with a GPU
+  std::map<DType, double> peaks;  // of the CPU, FLOP/s: the best seen so far; 0 where none is known
 };
 
 bool on_gpu(const BenchSetup& setup);
+
+// FLOP/s that nobody exceeds, as far as is known by now: of the CPU it is looked at before each
+// pass.
+std::optional<double> peak_of(const BenchSetup& setup, DType dtype);
 
 // Whether peers get a case's tensors, which take so many bytes. On the CPU everybody always does.
 TorchPeer::Inputs inputs_for(const BenchSetup& setup, size_t bytes);
@@ -50,8 +54,8 @@ struct BenchObserver {
   std::function<void(BenchPass, const std::string& outcome)> end;
 };
 
-// Rows in the order subject, peers for each pass; what could not be measured goes to skipped. Fails
-// where fovea itself cannot do the case.
+// Rows in the order subject, peers for each pass, without their part of the peak, which may rise
+// yet; what could not be measured goes to skipped. Fails where fovea itself cannot do the case.
 Status bench_case(const BenchCase& what, BenchSetup& setup, const BenchObserver& observer,
                   std::vector<Row>& rows, std::vector<Skipped>& skipped);
 

@@ -25,10 +25,6 @@ struct Track {
   std::string failure;
 };
 
-void pause(const TimingSettings& settings) {
-  std::this_thread::sleep_for(std::chrono::duration<double>(settings.pause_seconds));
-}
-
 // Two single runs, then as many as those say a sample takes: alone, a short run takes longer.
 void warm_up(Track& track, BenchPass pass, const TimingSettings& settings) {
   pause(settings);
@@ -72,6 +68,10 @@ Timing summary(Track& track) {
 }
 
 }  // namespace
+
+void pause(const TimingSettings& settings) {
+  std::this_thread::sleep_for(std::chrono::duration<double>(settings.pause_seconds));
+}
 
 std::vector<Timing> measure(const std::vector<Contender*>& contenders, BenchPass pass,
                             const TimingSettings& settings) {

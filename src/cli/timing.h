@@ -33,6 +33,8 @@ struct Timing {
   std::string failure;  // of the contender; the times then mean nothing
 };
 
+void pause(const TimingSettings& settings);
+
 // One Timing for each contender, in their order.
 std::vector<Timing> measure(const std::vector<Contender*>& contenders, BenchPass pass,
                             const TimingSettings& settings);

@@ -81,6 +81,25 @@ TEST(BenchJson, HasEveryKeyAndNumbersThatAgree) {
   }
 }
 
+// The best that was seen in the whole run: not what a core could do just before a pass.
+TEST(BenchJson, RowsOfATypeArePartsOfOnePeak) {
+  const ScratchFolder folder;
+  const std::string path = folder.path("result.json");
+  const Ran ran =
+      fovea("bench --device cpu --quick --min-time 0.01 --no-check --peers none --json " + path +
+            " --case 'q=64 d=64 pass=fwd,bwd dtype=f32' --case 'q=32 d=32 dtype=f32'");
+  ASSERT_EQ(ran.code, 0) << ran.errors;
+  const Json rows = Json::parse(read_file(path)).at("rows");
+  ASSERT_EQ(rows.size(), 3u);
+  const auto peak = [](const Json& row) {
+    return row.at("tflops").get<double>() / row.at("peak_fraction").get<double>();
+  };
+  for (const Json& row : rows) {
+    EXPECT_GT(row.at("peak_fraction").get<double>(), 0) << row;
+    EXPECT_NEAR(peak(row), peak(rows[0]), 1e-9 * peak(rows[0])) << row;
+  }
+}
+
 TEST(BenchJson, SaysNothingOfAccuracyItDidNotMeasure) {
   const ScratchFolder folder;
   const std::string path = folder.path("result.json");

@@ -3,8 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <map>
-#include <mutex>
+#include <numeric>
 
 #include "backend/cpu/isa_table.h"
 #include "prim/cpu/thread_pool.h"
@@ -93,22 +92,15 @@ const cpu::Kernels* cpu::kernels_for(const std::string& isa, DType dtype) {
 }
 
 double cpu_peak_flops(DType dtype, int threads) {
-  static std::mutex mutex;
-  static std::map<std::pair<DType, int>, double> measured;
   const cpu::Kernels* kernels = cpu::kernels_for(cpu_isa_name(), dtype);
   if (kernels == nullptr) return 0;
-  const std::lock_guard<std::mutex> lock(mutex);
-  double& peak = measured[{dtype, threads}];
-  if (peak == 0) {
-    for (int round = 0; round < 3; ++round) {  // the best of three: others may be using the cores
-      std::vector<double> rates(static_cast<size_t>(threads));
-      parallel_for(threads, threads, [&](int64_t item, int) {
-        rates[static_cast<size_t>(item)] = kernels->peak_flops_of_a_thread();
-      });
-      double total = 0;
-      for (const double rate : rates) total += rate;
-      peak = std::max(peak, total);
-    }
+  double peak = 0;
+  for (int round = 0; round < 3; ++round) {  // the best of three: others may be using the cores
+    std::vector<double> rates(static_cast<size_t>(threads));
+    parallel_for(threads, threads, [&](int64_t item, int) {
+      rates[static_cast<size_t>(item)] = kernels->peak_flops_of_a_thread();
+    });
+    peak = std::max(peak, std::accumulate(rates.begin(), rates.end(), 0.0));
   }
   return peak;
 }

@@ -17,7 +17,7 @@ const std::vector<std::string>& cpu_isas();
 std::string cpu_isa_name();
 
 // FLOP/s of the matrix instructions that the engine uses for this type on this machine, measured
-// over a few milliseconds on first use: what peak_fraction is a fraction of.
+// now, which takes 30 ms. Whoever else uses the cores then takes from it.
 double cpu_peak_flops(DType dtype, int threads);
 
 }  // namespace fovea

@@ -28,8 +28,10 @@ double seconds() {
 template <typename M>
 double peak_flops_of_a_thread() {
   constexpr int kRows = 32, kCols = 32, kDepth = 128;
-  alignas(64) static thread_local typename M::Elem a[kRows * kDepth], b[kCols * kDepth];
-  alignas(64) static thread_local float c[kRows * kCols];
+  // On the stack: where thread_local memory lies is a call, and one among products spills their
+  // sums.
+  alignas(64) typename M::Elem a[kRows * kDepth], b[kCols * kDepth];
+  alignas(64) float c[kRows * kCols];
   uint32_t state = 1;
   const auto fill = [&](typename M::Elem* p, int n) {
     for (int i = 0; i < n; ++i) {
