@@ -13,7 +13,8 @@ struct MatrixVdpbf16 : Bf16Pairs {
   static constexpr int kColumnAlign = 32;
   static constexpr int kRowAlign = 1;
   static constexpr int kDepthAlign = 32;
-  static constexpr bool kOnePass = false;
+  static constexpr bool kOnePass = true;
+  static constexpr int kSlotColumns = 64;
   static constexpr int kTileQ = 64;
   static constexpr int kCutTileQ = kTileQ;
   static constexpr int kTileKv = 256;
