@@ -4,11 +4,13 @@
 A table stands between two markers, `<!-- fovea:NAME -->` and `<!-- /fovea:NAME -->`; NAME is
   support    `fovea info --support`
   bench      every bench/results/<machine>/*.json, the newest per machine, suite and engines
+  summary    a line for each of those: fovea beside the best peer of each case
 """
 
 import argparse
 import json
 import math
+import os
 import pathlib
 import re
 import subprocess
@@ -80,7 +82,7 @@ def engines_of(rows):
     return sorted({row["impl"] for row in rows if row["impl"].startswith("fovea-")})
 
 
-def result_table(path, result):
+def result_table(result, link):
     rows = result["rows"]
     suites = sorted({row["suite"] for row in rows if row["suite"]})
     facts = [" and ".join(engines_of(rows))] + machine_facts(result["machine"])
@@ -94,7 +96,7 @@ def result_table(path, result):
         titles.append("peer's extra memory / fovea's, geometric mean")
     lines = [
         f"**{', '.join(suites)}**: " * bool(suites)
-        + f"{', '.join(facts)} ([data]({path.relative_to(ROOT).as_posix()}))",
+        + f"{', '.join(facts)} ([data]({link}))",
         "",
         "| " + " | ".join(titles) + " |",
         "|---" * len(titles) + "|",
@@ -121,7 +123,8 @@ def result_table(path, result):
     return "\n".join(lines)
 
 
-def bench_tables():
+def newest_results():
+    """(path, result) of each machine, suite and engines: GPUs first."""
     newest = {}
     for path in sorted((ROOT / "bench" / "results").glob("*/*.json")):
         result = json.loads(path.read_text())
@@ -131,9 +134,37 @@ def bench_tables():
         key = (path.parent.name, suites, tuple(engines_of(result["rows"])))
         if key not in newest or newest[key][1]["date"] < result["date"]:
             newest[key] = (path, result)
-    if not newest:
-        return "No results are recorded yet."
-    return "\n\n".join(result_table(*newest[key]) for key in sorted(newest))
+    return [newest[key] for key in sorted(newest, key=lambda key: (not newest[key][1]["machine"].get("gpu"), key))]
+
+
+NO_RESULTS = "No results are recorded yet."
+
+
+def bench_tables(folder):
+    tables = [result_table(result, os.path.relpath(path, folder)) for path, result in newest_results()]
+    return "\n\n".join(tables) or NO_RESULTS
+
+
+def summary_row(result):
+    rows = result["rows"]
+    machine = result["machine"]
+    where = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads, {machine['isa']}"
+    compared = ratios(rows)
+    peers = {impl for impl, _, _ in compared}
+    judge = BEST if BEST in peers else peers.pop()  # who is alone is the best
+    cells = []
+    for passes in (("fwd",), ("bwd", "fwd+bwd")):
+        values = [value for (impl, _, name), pairs in compared.items() if impl == judge and name in passes
+                  for value, _ in pairs]
+        cells.append(f"{geometric_mean(values):.2f} ({min(values):.2f})" if values else "-")
+    engines = ", ".join(name.removeprefix("fovea-") for name in engines_of(rows))
+    return "| " + " | ".join([rows[0]["suite"], engines, where, *cells, result["date"][:10]]) + " |"
+
+
+def summary_table():
+    titles = ["suite", "engines", "on", "forward", "backward, or both", "measured"]
+    lines = [summary_row(result) for _, result in newest_results()]
+    return "\n".join(["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|", *lines]) if lines else NO_RESULTS
 
 
 def main():
@@ -142,7 +173,11 @@ def main():
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 when a table is stale")
     options = parser.parse_args()
 
-    makers = {"support": lambda: support_table(options.program), "bench": bench_tables}
+    makers = {
+        "support": lambda document: support_table(options.program),
+        "bench": lambda document: bench_tables(document.parent),
+        "summary": lambda document: summary_table(),
+    }
     stale = []
     for document in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         text = document.read_text()
@@ -150,7 +185,7 @@ def main():
         def fill(match):
             if match[2] not in makers:
                 sys.exit(f"report: {document.name}: marker is {match[2]}, must be one of {', '.join(makers)}")
-            table = makers[match[2]]()
+            table = makers[match[2]](document)
             if match[2] == "support" and without_cuda(table) and not without_cuda(match[3]):
                 print("report: this build has no CUDA engines; the support table is left as it is")
                 return match[0]
