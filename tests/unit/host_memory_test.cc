@@ -7,6 +7,13 @@
 #include <cstring>
 #include <string>
 
+// Sanitizers would end the program where memory is refused: here they are to answer as the system
+// does.
+extern "C" const char* __asan_default_options();
+extern "C" const char* __tsan_default_options();
+const char* __asan_default_options() { return "allocator_may_return_null=1"; }
+const char* __tsan_default_options() { return "allocator_may_return_null=1"; }
+
 namespace fovea {
 namespace {
 
