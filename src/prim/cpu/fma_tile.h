@@ -8,8 +8,10 @@
 namespace fovea::FOVEA_ISA {
 
 constexpr int kTileColumns = 2 * kLanes;  // of a panel, which holds them side by side at each depth
-constexpr int kDepthsAtOnce = 4;  // so that what a loop costs is shared; depths are multiples
-constexpr int kSliceRows = 12;    // 24 of 32 registers hold sums
+// In a turn of a loop, so that what it costs is shared; depths are multiples of 4. With 16
+// registers, of which sums and operands take 15, GCC moves sums about in longer turns.
+constexpr int kDepthsAtOnce = kVectorRegisters == 16 ? 1 : 4;
+constexpr int kSliceRows = 12;  // 24 of 32 registers hold sums
 
 // Element (r, k) lies at data[r * row + k].
 struct LeftByRows {

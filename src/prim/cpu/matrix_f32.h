@@ -238,12 +238,16 @@ struct MatrixF32 {
   FOVEA_INLINE static void panels(float* c, int64_t ldc, int64_t c_panel, int rows, int cols,
                                   int depth, AnyLeft a, const float* b, int64_t b_depth_pad) {
     constexpr int kMost = std::same_as<AnyLeft, LeftSlices> ? kSliceRows : kRowsAtOnce;
+    // Rows for tiles of the most. One alone waits for its sums, so where six at a time would leave
+    // two or three, fours come last.
+    const int left = rows % kMost;
+    const int tall = kMost == 6 && (left == 2 || left == 3) ? rows - kMost : rows;
     const float* const first = b;
     for (int n = 0; n < cols; n += kPanel, c += c_panel) {
       const float* const next = n + kPanel < cols ? b + b_depth_pad * kPanel : first;
       const float* ahead = next;  // of what slices ask for, tile after tile
       int m = 0;
-      for (; m + kMost <= rows; m += kMost) {
+      for (; m + kMost <= tall; m += kMost) {
         tile<kMost, kAccumulate>(c + m * ldc, ldc, depth, a.from_row(m), b, ahead);
       }
       if constexpr (kMost > 8) {
