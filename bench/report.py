@@ -158,11 +158,13 @@ def summary_row(result):
                   for value, _ in pairs]
         cells.append(f"{geometric_mean(values):.2f} ({min(values):.2f})" if values else "-")
     engines = ", ".join(name.removeprefix("fovea-") for name in engines_of(rows))
-    return "| " + " | ".join([rows[0]["suite"], engines, where, *cells, result["date"][:10]]) + " |"
+    ours = [row for row in rows if row["impl"].startswith("fovea-")]
+    checked = f"{sum(row['ok'] is True for row in ours)} of {len(ours)}"
+    return "| " + " | ".join([rows[0]["suite"], engines, where, *cells, checked, result["date"][:10]]) + " |"
 
 
 def summary_table():
-    titles = ["suite", "engines", "on", "forward", "backward, or both", "measured"]
+    titles = ["suite", "engines", "on", "forward", "backward, or both", "checked", "measured"]
     lines = [summary_row(result) for _, result in newest_results()]
     return "\n".join(["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|", *lines]) if lines else NO_RESULTS
 
