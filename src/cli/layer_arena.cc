@@ -54,7 +54,7 @@ class LayerArena : public Arena {
       : what_(what),
         case_(std::get<LayerCase>(what.one_case)),
         setup_(setup),
-        sample_(setup.check ? harness::sample_tokens(case_, setup.check_cost) : 0) {}
+        sample_(setup.check ? harness::sample_tokens(case_, affordable(setup)) : 0) {}
 
   const AttentionProblem& problem() const override { return problem_; }
 
@@ -103,6 +103,9 @@ class LayerArena : public Arena {
   Status prepare() override { return {}; }  // every pass begins with its own forward
 
  private:
+  // Of every thread: all of a layer's weights take part, where the operator's rows can be sampled.
+  static double affordable(const BenchSetup& setup) { return setup.check_cost * setup.threads; }
+
   static LayerViews without_gradients(LayerViews views) {
     views.dout = views.dx = {};
     for (LayerWeight& weight : views.weights) weight.gradient = {};

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "harness/any_layer.h"
+#include "harness/chunks.h"
 #include "harness/layer_weights.h"
 
 namespace fovea::harness {
@@ -28,17 +29,50 @@ constexpr double kCancelled = 0.1;  // gradients that cancel are held to this pa
 // The first elements: `to` may be the beginning of `from`.
 void copy_values(const TensorView& from, const TensorView& to) {
   const TensorView source = flat(from), target = flat(to);
-  for (int64_t i = 0; i < target.elements(); ++i) {
-    write_element(target, read_element(source, i), i);
+  for_chunks(target.elements(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) write_element(target, read_element(source, i), i);
+  });
+}
+
+// What some elements of a tensor come to: their errors, or the largest of them.
+struct Sums {
+  double largest = 0;  // NaN once an element was
+  double squares = 0;
+  double sum = 0;
+
+  void take(double x) {
+    const double size = std::abs(x);
+    if (!(size <= largest) && !std::isnan(largest)) largest = size;
+    squares += x * x;
+    sum += x;
   }
+  void take(const Sums& s) {
+    if (!(s.largest <= largest) && !std::isnan(largest)) largest = s.largest;
+    squares += s.squares;
+    sum += s.sum;
+  }
+};
+
+// Of value(0), value(1), ...: lines of them are shared among the cores and joined in their order.
+template <typename Value>
+Sums sums_of(int64_t elements, const Value& value) {
+  constexpr int64_t kLine = 1 << 14;
+  std::vector<Sums> lines(static_cast<size_t>((elements + kLine - 1) / kLine));
+  for_chunks(static_cast<int64_t>(lines.size()), kLine, [&](int64_t begin, int64_t end) {
+    for (int64_t line = begin; line < end; ++line) {
+      Sums& sums = lines[static_cast<size_t>(line)];
+      const int64_t last = std::min(elements, (line + 1) * kLine);
+      for (int64_t i = line * kLine; i < last; ++i) sums.take(value(i));
+    }
+  });
+  Sums all;
+  for (const Sums& line : lines) all.take(line);
+  return all;
 }
 
 double largest(const TensorView& t) {
   const TensorView row = flat(t);
-  double most = 0;
-  for (int64_t i = 0; i < row.elements(); ++i)
-    most = std::max(most, std::abs(read_element(row, i)));
-  return most;
+  return sums_of(row.elements(), [&row](int64_t i) { return read_element(row, i); }).largest;
 }
 
 Accuracy compare(const std::string& name, const TensorView& got, const TensorView& want,
@@ -47,17 +81,13 @@ Accuracy compare(const std::string& name, const TensorView& got, const TensorVie
   Accuracy a;
   a.tensor = name;
   a.bound = relative * std::max(largest(want), scale);
-  double squares = 0, sum = 0;
-  for (int64_t i = 0; i < exact.elements(); ++i) {
-    const double error = read_element(found, i) - read_element(exact, i);
-    if (!(std::abs(error) <= a.max_err) && !std::isnan(a.max_err)) a.max_err = std::abs(error);
-    squares += error * error;
-    sum += error;
-  }
+  const Sums errors = sums_of(
+      exact.elements(), [&](int64_t i) { return read_element(found, i) - read_element(exact, i); });
   const auto count = static_cast<double>(exact.elements());
-  a.rms = std::sqrt(squares / count);
+  a.max_err = errors.largest;
+  a.rms = std::sqrt(errors.squares / count);
   a.rms_bound = a.bound;
-  a.mean_err = sum / count;
+  a.mean_err = errors.sum / count;
   a.ok = a.max_err <= a.bound;
   return a;
 }

@@ -19,11 +19,13 @@ struct PlainGemm {
     for (int64_t g = 0; g < count; ++g) {
       const Gemm& one = gemms[g];
       const int64_t tiles = (one.rows + kRows - 1) / kRows;
-      parallel_for(one.batch * tiles, threads, [&one, tiles](int64_t item, int) {
-        const int64_t first = item % tiles * kRows;
-        for (int64_t col = 0; col < one.cols; col += kColumns) {
-          tile(one, {item / tiles, first, least(kRows, one.rows - first), col,
-                     least(kColumns, one.cols - col)});
+      const int64_t strips = (one.cols + kStrip - 1) / kStrip;
+      parallel_for(one.batch * tiles * strips, threads, [&one, tiles, strips](int64_t item, int) {
+        const int64_t first = item / strips % tiles * kRows;
+        const int64_t begin = item % strips * kStrip, end = least(one.cols, begin + kStrip);
+        for (int64_t col = begin; col < end; col += kColumns) {
+          tile(one, {item / strips / tiles, first, least(kRows, one.rows - first), col,
+                     least(kColumns, end - col)});
         }
       });
     }
@@ -32,6 +34,7 @@ struct PlainGemm {
  private:
   // Elements whose sums are made side by side, each by itself: they share loads, and vectors.
   static constexpr int64_t kRows = 4, kColumns = 8;
+  static constexpr int64_t kStrip = 512;  // columns of a thread's item: rows may be few
   struct Tile {
     int64_t batch, row, rows, col, cols;
   };
