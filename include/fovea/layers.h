@@ -51,6 +51,7 @@ struct LayerOptions {
   std::optional<double> softmax_scale;  // 1 / sqrt(head dim) when absent
   int64_t max_seq_len = 0;              // tokens that a cache has room for
   Tf32 tf32 = Tf32::kForbidden;         // in an f32 layer's projections and attention on a GPU
+  Determinism determinism = Determinism::kAny;  // kRequired: two calls give the same bits
 };
 
 struct MultiHeadOptions : LayerOptions {
@@ -177,7 +178,8 @@ struct CcgqaOptions {
   std::optional<double> softmax_scale;  // 1 / sqrt(head_dim) when absent, also with qk_norm
   double output_scale = 1;
   int64_t max_seq_len = 0;
-  Tf32 tf32 = Tf32::kForbidden;  // as in LayerOptions
+  Tf32 tf32 = Tf32::kForbidden;                 // as in LayerOptions
+  Determinism determinism = Determinism::kAny;  // as in LayerOptions
 
   // The two published definitions. hydra: heads of embed_dim / compression / num_heads channels.
   static CcgqaOptions hydra(int64_t embed_dim, int64_t num_heads, int64_t num_kv_heads,

@@ -15,7 +15,12 @@ void read_dtype(Settings& s, DType& to) {
   s.read("dtype", to, {"f32", "f16", "bf16", "f64"});  // in the order of DType
 }
 
-void read_tf32(Settings& s, Tf32& to) { s.read("tf32", to, {"0", "1"}); }
+// What torch is asked about at each call.
+template <typename Options>
+void read_process_settings(Settings& s, Options& o) {
+  s.read("tf32", o.tf32, {"0", "1"});
+  s.read("deterministic", o.determinism, {"0", "1"});
+}
 
 void read_rope(Settings& s, RopeOptions& o) {
   s.read("rope_base", o.base);
@@ -37,7 +42,7 @@ void read_common(Settings& s, LayerOptions& o) {
   s.read("norm_eps", o.norm_eps);
   s.read("softmax_scale", o.softmax_scale);
   s.read("max_seq_len", o.max_seq_len);
-  read_tf32(s, o.tf32);
+  read_process_settings(s, o);
 }
 
 MultiHeadOptions read_multi_head(Settings& s) {
@@ -95,7 +100,7 @@ CcgqaOptions read_ccgqa(Settings& s) {
   s.read("softmax_scale", o.softmax_scale);
   s.read("output_scale", o.output_scale);
   s.read("max_seq_len", o.max_seq_len);
-  read_tf32(s, o.tf32);
+  read_process_settings(s, o);
   return o;
 }
 

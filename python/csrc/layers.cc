@@ -48,14 +48,29 @@ Views views_of(const char* name, std::vector<Viewed>& list) {
   return views;
 }
 
+// A tensor [batch, rows, width] that is read by products. A GPU's walk rows that lie apart, and sum
+// a gradient of weights over those of all members only where these follow each other alike: what
+// does not (the gradient of a sum, a batch that is not first) is copied. The CPU's walk anything.
+void make_rows_view(const char* name, Viewed& of, LayerUse use) {
+  make_view(name, of);
+  const TensorView& view = of.view;
+  if (!view.given() || view.rank != 3 || view.device.type == DeviceType::kCpu) return;
+  const int64_t batch = view.sizes[0], rows = view.sizes[1], width = view.sizes[2];
+  const bool apart = (rows <= 1 || view.strides[1] >= width) &&
+                     (batch <= 1 || rows != 1 || view.strides[0] >= width);
+  const bool alike = batch <= 1 || rows <= 1 || view.strides[0] == rows * view.strides[1];
+  if (apart && (alike || use != LayerUse::kTraining)) return;
+  make_view_of_copy(name, of);
+}
+
 // A request that was read, with its plan. Results are new tensors, which lend their memory where
 // none is left out.
 struct Call {
   Call(LayerRequest& r, LayerUse use, bool lends = true, bool spends = false)
       : weights(views_of("weights", r.weights)) {
-    make_view("query", r.query);
-    make_view("key", r.key);
-    make_view("value", r.value);
+    make_rows_view("query", r.query, use);
+    make_rows_view("key", r.key, use);
+    make_rows_view("value", r.value, use);
     make_view("mask", r.mask);
     make_view("position_ids", r.position_ids);
     make_view("key_position_ids", r.key_position_ids);
@@ -104,6 +119,14 @@ Viewed run_forward(const Call& call, LayerCache* cache, Saved saved) {
   return out;
 }
 
+// A copy would take the new tokens.
+void refuse_copy_of_cache(const Tensor& tensor) {
+  const int64_t last = tensor.dim() - 1;
+  if (last < 0 || tensor.size(last) <= 1 || tensor.stride(last) == 1) return;
+  throw std::runtime_error("fovea: layer_cached: the last stride of a cache's tensor is " +
+                           std::to_string(tensor.stride(last)) + ", must be 1");
+}
+
 // Memory between a forward pass and its backward pass is of no type.
 Saved saved_in(const Tensor& memory) {
   return {memory.data_ptr(), static_cast<size_t>(memory.numel())};
@@ -129,7 +152,7 @@ void layer_backward(StableIValue* stack, uint64_t, uint64_t) {
   LayerRequest r = take_layer(arguments);
   const auto wanted = arguments.take<std::vector<bool>>();
   const auto spends = arguments.take<bool>();
-  make_view("dout", dout);
+  make_rows_view("dout", dout, LayerUse::kTraining);
   const Call call(r, LayerUse::kTraining, wants_all(r, wanted), spends);
   Views all{call.inputs.query, call.inputs.key, call.inputs.value};
   all.insert(all.end(), call.weights.begin(), call.weights.end());
@@ -161,6 +184,7 @@ void layer_cached(StableIValue* stack, uint64_t, uint64_t) {
   std::vector<Viewed> kept = take_list(arguments);
   const auto length = arguments.take<int64_t>();
   const Call call(r, LayerUse::kCached);
+  for (const Viewed& one : kept) refuse_copy_of_cache(*one.tensor);
   LayerCache cache = call.layer->cache_over(views_of("cache", kept), length);
   const Viewed out = run_forward(call, &cache, {});
   give_back(stack, *out.tensor);

@@ -87,6 +87,11 @@ void make_view(const char* name, Viewed& of) {
   of.view.strides[static_cast<size_t>(rank - 1)] = 1;
 }
 
+void make_view_of_copy(const char* name, Viewed& of) {
+  of.tensor = torch::stable::contiguous(*of.tensor);
+  make_view(name, of);
+}
+
 void swap_rows_and_heads(TensorView& view) {
   std::swap(view.sizes[1], view.sizes[2]);
   std::swap(view.strides[1], view.strides[2]);

@@ -46,6 +46,9 @@ struct Viewed {
 // becomes a copy.
 void make_view(const char* name, Viewed& of);
 
+// The same of a copy, whose elements follow each other.
+void make_view_of_copy(const char* name, Viewed& of);
+
 // How a tensor of rows and heads is shown to torch; its view is [batch, row, head, dim] either way.
 enum class Order { kRowsFirst, kHeadsFirst };
 

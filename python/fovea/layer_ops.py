@@ -96,7 +96,8 @@ def _saved_bytes_per(options: str, device: int, cross: bool) -> tuple[int, int, 
 
 @functools.cache
 def _measure_saved_bytes(options: str, device: int, cross: bool) -> tuple[int, int, int]:
-    batch = _ALIGNMENT  # so that nothing is rounded up
+    # So that nothing is rounded up; and so few tokens save all that a backward pass can want, of which more may save less.
+    batch = _ALIGNMENT
 
     def at(q_len: int, kv_len: int) -> int:
         return _layer_saved_bytes(options, device, batch, q_len, kv_len if cross else 0) // batch

@@ -264,6 +264,7 @@ class CcgqaLayer final : public LayerPlan<CcgqaWeights>::Impl {
     p.mask = mask_of(o_.causal, o_.sliding_window);
     p.scale = scale();
     p.tf32 = o_.tf32;
+    p.determinism = o_.determinism;
     if (scales_queries()) {
       p.scale = std::numbers::ln2;
       p.logit_bound = logit_bound();

@@ -37,6 +37,7 @@ Status Heads::make(LayerParts& parts, const LayerOptions& o, const HeadSizes& si
   problem.scale = o.softmax_scale;
   problem.dropout = o.dropout;
   problem.tf32 = o.tf32;
+  problem.determinism = o.determinism;
   if (Status s = parts.make_attend(
           problem, o.position, plan,
           {.forward = {kAttend, kAttend}, .backward = {kAttendBack, kAttendBack}});

@@ -179,6 +179,7 @@ class LatentLayer final : public LayerPlan<LatentWeights>::Impl {
     p.scale = o.softmax_scale.value_or(1 / std::sqrt(static_cast<double>(s_.qk())));
     p.dropout = o.dropout;
     p.tf32 = o.tf32;
+    p.determinism = o.determinism;
     return p;
   }
 

@@ -168,6 +168,38 @@ TEST_F(DeviceLayers, GraphReplayIsTheDirectCall) {
   expect_replays_as_called(ccgqa(CcgqaOptions::hydra(64, 4, 2, 1), 2, 70));
 }
 
+template <typename Weights, typename Options>
+void expect_same_bits_every_time(LayerSample<Weights, Options> sample) {
+  constexpr int kTimes = 30;
+  sample.options.determinism = Determinism::kRequired;
+  for (const DType dtype : kLayerTypes) {
+    SCOPED_TRACE(dtype_name(dtype));
+    TensorStore store(dtype);
+    const LayerValues<Weights> values(sample, store);
+    const LayerPlan<Weights> plan = plan_layer(sample, dtype, Device::cuda(0));
+    EXPECT_EQ(plan.attention().problem().determinism, Determinism::kRequired);
+    auto first = trial_of(plan, values, store), again = trial_of(plan, values, store);
+    LayerOnDevice<Weights>(first).run();
+    LayerOnDevice<Weights> call(again);
+    for (int time = 1; time < kTimes; ++time) {
+      call.run();
+      const auto want = results_of(first), got = results_of(again);
+      for (size_t n = 0; n < want.size(); ++n) {
+        expect_same_bits(got[n].view, want[n].view, want[n].name);
+      }
+      if (testing::Test::HasFailure()) return;
+    }
+  }
+}
+
+TEST_F(DeviceLayers, DeterministicTrainingGivesTheSameBits) {
+  expect_same_bits_every_time(grouped({2, 500, 128, 8, 2, 64}, [](GroupedQueryOptions& o) {
+    o.causal = true, o.position = Position::kRope;
+  }));
+  expect_same_bits_every_time(latent(kDeepSeek, [](LatentOptions&) {}));
+  expect_same_bits_every_time(ccgqa(CcgqaOptions::hydra(128, 8, 2, 1), 2, 500));
+}
+
 // Each launch is time in a small layer: how many there are is part of what CCGQA promises.
 TEST_F(DeviceLayers, CcgqaTakesFewLaunches) {
   CcgqaSample sample = ccgqa(CcgqaOptions::hydra(512, 8, 2), 4, 512);

@@ -83,5 +83,33 @@ TEST_F(DeviceLayers, CcgqaOfManyTokensMayLend) {
   }
 }
 
+// Tiles whose weights' gradients are products over many rows, which have other ways for addresses
+// that they do not take.
+TEST_F(DeviceLayers, CcgqaOfManyHeadsTakesAnyAddress) {
+  const CcgqaSample sample = ccgqa(CcgqaOptions::hydra(256, 16, 4, 1), 2, 1100);
+  TensorStore store(DType::kBf16);
+  const LayerValues<CcgqaWeights> values(sample, store);
+  const auto moved = [&](const char*, TensorView& t) {
+    if (!t.given()) return;
+    TensorView odd = t;
+    odd.data = static_cast<std::byte*>(store.blank({t.elements() + 1}).data) + dtype_bytes(t.dtype);
+    for (int64_t i = 0; i < t.elements(); ++i) set_element(odd, i, element(t, i));
+    t = odd;
+  };
+  auto even = trial_of(plan_layer(sample, DType::kBf16, Device::cuda(0)), values, store);
+  LayerOnDevice<CcgqaWeights>(even).run();
+  for (const auto& [weights, gradients] : {std::pair{false, true}, {true, false}, {true, true}}) {
+    SCOPED_TRACE(weights ? gradients ? "weights and gradients" : "weights" : "gradients");
+    auto odd = trial_of(plan_layer(sample, DType::kBf16, Device::cuda(0)), values, store);
+    if (weights) visit(odd.call.weights, moved), odd.back.weights = odd.call.weights;
+    if (gradients) visit(odd.back.dweights, moved);
+    LayerOnDevice<CcgqaWeights>(odd).run();
+    const auto want = results_of(even), got = results_of(odd);
+    for (size_t n = 0; n < want.size(); ++n) {
+      EXPECT_LE(relative_difference(want[n].view, got[n].view), 0x1p-7) << want[n].name;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fovea::test

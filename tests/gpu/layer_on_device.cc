@@ -25,10 +25,11 @@ TensorView DeviceCopies::there(const TensorView& host) {
   Copy& copy = copies_.emplace_back();
   copy.host = host;
   copy.bytes = extent_bytes(host);
-  const Status reserved = copy.block.reserve(copy.bytes + 1, 0);
+  copy.offset = reinterpret_cast<uintptr_t>(host.data) % kWidestRead;
+  const Status reserved = copy.block.reserve(copy.offset + copy.bytes + 1, 0);
   EXPECT_TRUE(reserved.ok()) << reserved.message();
   TensorView view = host;
-  view.data = copy.block.data();
+  view.data = copy.data();
   view.device = Device::cuda(0);
   return view;
 }
@@ -44,8 +45,7 @@ LayerInputs DeviceCopies::there(const LayerInputs& in) {
 
 void DeviceCopies::upload() const {
   for (const Copy& copy : copies_) {
-    expect_success(
-        cudaMemcpy(copy.block.data(), copy.host.data, copy.bytes, cudaMemcpyHostToDevice));
+    expect_success(cudaMemcpy(copy.data(), copy.host.data, copy.bytes, cudaMemcpyHostToDevice));
   }
   expect_success(cudaDeviceSynchronize());
 }
@@ -53,8 +53,7 @@ void DeviceCopies::upload() const {
 void DeviceCopies::download() const {
   expect_success(cudaDeviceSynchronize());
   for (const Copy& copy : copies_) {
-    expect_success(
-        cudaMemcpy(copy.host.data, copy.block.data(), copy.bytes, cudaMemcpyDeviceToHost));
+    expect_success(cudaMemcpy(copy.host.data, copy.data(), copy.bytes, cudaMemcpyDeviceToHost));
   }
 }
 

@@ -15,8 +15,8 @@ namespace fovea::test {
 // Copies of the host's tensors on the first GPU.
 class DeviceCopies {
  public:
-  // A copy of what the host has there now, with room for the strides of the view; not given: not
-  // given.
+  // A copy of what the host has there now, with room for the strides of the view, as far behind a
+  // multiple of 16 bytes as there; not given: not given.
   TensorView there(const TensorView& host);
   template <typename Weights>
   Weights there(Weights weights) {
@@ -29,10 +29,13 @@ class DeviceCopies {
   void download() const;  // all of it, inputs too
 
  private:
+  static constexpr size_t kWidestRead = 16;
   struct Copy {
     TensorView host;
-    size_t bytes = 0;
+    size_t offset = 0, bytes = 0;
     harness::DeviceBlock block;
+
+    std::byte* data() const { return static_cast<std::byte*>(block.data()) + offset; }
   };
   std::deque<Copy> copies_;
 };

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import fovea
-from layer_cases import BUILD, CAUSAL, assert_same, gradients, make, tokens
+import fovea.nn
+from fovea import layer_ops
+from layer_cases import BUILD, CAUSAL, EMBED, assert_same, gradients, make, tokens
 
 
 @pytest.fixture(autouse=True)
@@ -117,3 +119,72 @@ def test_tf32_of_layers():
         torch.set_float32_matmul_precision("highest")
     assert not torch.equal(rounded, exact)
     assert_same([rounded], [exact], room=1e-2)
+
+
+@pytest.fixture
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_layers_in_the_deterministic_mode_of_torch(name, deterministic):
+    layer = on_gpu(make(name)).bfloat16()
+    x = tokens(layer, 4, 300, torch.bfloat16, "cuda")
+    first = gradients(layer, layer, x)
+    for _ in range(20):
+        assert all(torch.equal(a, b) for a, b in zip(gradients(layer, layer, x), first))
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_weights_gradients_do_not_hang_on_how_a_batch_lies(name, deterministic):
+    """They are sums over all rows, of which those of each member are not rounded by themselves."""
+    layer = on_gpu(make(name)).bfloat16()
+    x = tokens(layer, 64, 9, torch.bfloat16, "cuda")
+    plain = gradients(layer, layer, x)
+    for lies in (lambda t: t.transpose(0, 1).contiguous().transpose(0, 1), lambda t: torch.cat([t, t], 1)[:, :9]):
+        found = gradients(lambda t, lies=lies: layer(lies(t)), layer, x)
+        assert all(torch.equal(a, b) for a, b in zip(found, plain))
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_gradient_of_a_sum_over_tokens(name):
+    """Its rows lie over each other."""
+
+    def gradient(layer, x):
+        x.requires_grad_()
+        return torch.autograd.grad(layer(x).sum(dim=1).square().sum(), x)
+
+    layer = make(name)
+    other, x = on_gpu(layer), tokens(layer)
+    assert_same([t.cpu() for t in gradient(other, x.cuda())], gradient(layer, x), room=1e-3)
+
+
+def test_one_query_for_all_of_a_batch():
+    layer = make("multi head")
+    other, x, query = on_gpu(layer), tokens(layer), torch.randn(1, 1, EMBED)
+    out = other(query.cuda().expand(len(x), 1, EMBED), x.cuda())
+    assert_same([out.cpu()], [layer(query.expand(len(x), 1, EMBED), x)], room=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("compression", [1, 4])
+@pytest.mark.parametrize("width, heads", [(512, 32), (4096, 32), (12288, 96)])
+def test_room_for_what_is_saved_while_sizes_are_symbols(width, heads, compression, dtype):
+    on_gpu(make("ccgqa, hydra"))
+    layer = fovea.nn.CCGQAttention(width, heads, heads // 4, compression=compression, device="meta")
+    line = f"{layer._line} dtype={dtype}"
+    fixed, per_token, _ = layer_ops._measure_saved_bytes(line, 0, False)
+    for batch, length in [(1, 1), (1, 5), (3, 1), (7, 33), (64, 2), (1, 255), (2, 128), (3, 700), (2, 5000)]:
+        room = batch * (fixed + per_token * length) + layer_ops._ALIGNMENT * layer_ops._MOST_SAVED
+        assert room >= layer_ops._saved_bytes(line, 0, batch, length, 0)
+
+
+def test_a_cache_that_would_be_copied_is_refused():
+    layer = on_gpu(make("grouped"))
+    cache = layer.make_cache(2, 9)
+    for name, tensor in cache.tensors.items():
+        cache.tensors[name] = tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
+    with torch.no_grad(), pytest.raises(RuntimeError, match="the last stride of a cache's tensor is .*, must be 1"):
+        layer(tokens(layer, device="cuda"), cache=cache)

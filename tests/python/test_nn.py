@@ -8,6 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import fovea.nn as fnn
+from fovea import layer_ops
 from layer_cases import BUILD, CAUSAL, EMBED, make, tokens
 from plain_layers import classic, latent, rotate
 
@@ -244,6 +245,20 @@ def test_dropout_is_drawn_from_torchs_generator_while_training():
     plain = make("self").eval()
     plain.load_state_dict(layer.state_dict())
     assert torch.equal(layer.eval()(x), plain(x))
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_deterministic_mode_of_torch(name, monkeypatch):
+    layer, seen, original = make(name), [], layer_ops.layer
+    x = tokens(layer)
+    monkeypatch.setattr(layer_ops, "layer", lambda *given: seen.append(given[8].split()) or original(*given))
+    out = layer(x)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.equal(layer(x), out)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert ["deterministic=1" in words for words in seen] == [False, True]
 
 
 @pytest.mark.parametrize("name", [n for n in BUILD if not n.startswith("multi head")])

@@ -137,6 +137,8 @@ class AttentionLayer(nn.Module):
         line = self._line + _DTYPES[dtype]
         if inputs.query.is_cuda and dtype == torch.float32 and tf32_is_allowed():
             line += " tf32=1"
+        if torch.are_deterministic_algorithms_enabled():
+            line += " deterministic=1"
         if cache is not None:
             kept = list(cache.tensors.values())
             out = run_layer_cached(inputs, weights, line + cache.room_word, kept, cache.length)

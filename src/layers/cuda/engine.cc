@@ -239,10 +239,12 @@ Result<PrologueNeeds> CudaEngine::prologue_needs(const Prologue& p, Pass pass) c
 
 // To make u again costs a hundredth of the time where there are many tokens, and a launch where
 // there are few, which is more of the time of tiles: they keep it for more tokens. Channels by
-// themselves are no such product.
+// themselves are no such product. However wide, few tokens keep it: so what they save grows with
+// them alike, as who measures it (fovea/layer_ops.py) for sizes yet unknown needs it to.
 bool CudaEngine::makes_u_again(const Prologue& p) const {
+  constexpr int64_t kFewTokens = 256;
   constexpr int64_t kManyBytes = int64_t{4} << 20, kManyBytesOfTiles = int64_t{32} << 20;
-  return p.convolve && p.first.block[0].group > 1 &&
+  return p.convolve && p.first.block[0].group > 1 && p.qk.sizes[0] * p.qk.sizes[1] >= kFewTokens &&
          p.u.elements() * dtype_bytes(p.u.dtype) >=
              (goes_by_tiles(p, Pass::kBackward) ? kManyBytesOfTiles : kManyBytes);
 }

@@ -168,13 +168,18 @@ BackwardPlan plan_backward(const Prologue& p, const PrologueGradients& g, const 
 
   const Rows du = rows_of(g.du), z = rows_of(p.z, s.lead - s.reach);
   WeightGradients& weights = plan.weights;
-  // Clusters that take tiles back leave no parts: should weights come that they do not take, which
-  // begin on odd addresses, there is room for one.
+  // Tiles are taken back by clusters, which leave no parts, or where a GPU has none by parts.
+  // Should clusters meet weights that they do not take, which begin on odd addresses, there is
+  // room for one part: a product over all rows has as much, and it wants more of dmixed than tiles
+  // leave there.
   const auto clusters = [&] {
     return dtype == DType::kBf16 ? has_clusters<__nv_bfloat16>() : has_clusters<__half>();
   };
-  const bool few = cut.plans() && cut_tiles(p, s, after.rotation, true, tiles) && clusters();
-  if (dense != nullptr && is_dense(p) && rows_join(p, g, s)) {
+  Tiled cut_alone;
+  const bool tile_sized = cut_tiles(p, s, after.rotation, true, cut_alone);
+  const bool by_parts = tiled || (tile_sized && !clusters());
+  const bool few = cut.plans() && tile_sized && clusters();
+  if (dense != nullptr && is_dense(p) && rows_join(p, g, s) && !by_parts) {
     plan.others = dense;
     after.zero_rows = s.margin;
     plan_dense(p, g, s, cut, plan);

@@ -74,8 +74,9 @@ Scratch scratch_of_dense(const PrologueWork& work) {
 
 bool prologue_goes_by_tiles(const Prologue& p, const RopeTable& rope, Pass pass) {
   Tiled tiles;
-  return takes(p) && cut_tiles(p, Sizes(p), Rotation::of(rope, p.mix.positions),
-                               pass == Pass::kBackward, tiles);
+  return takes(p) && weights_begin_on_16_bytes(p) &&
+         cut_tiles(p, Sizes(p), Rotation::of(rope, p.mix.positions), pass == Pass::kBackward,
+                   tiles);
 }
 
 cudaError_t prologue(const Prologue& p, const RopeTable& rope, cudaStream_t stream) {

@@ -9,7 +9,10 @@ struct Capture {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long id = 0;
 
-  explicit Capture(cudaStream_t stream) { error = cudaStreamGetCaptureInfo(stream, &status, &id); }
+  explicit Capture(cudaStream_t stream) {
+    error = cudaStreamGetCaptureInfo(stream, &status, &id);
+    if (error != cudaSuccess) (void)cudaGetLastError();  // nobody is to take it for theirs
+  }
   bool active() const { return status == cudaStreamCaptureStatusActive; }
 };
 

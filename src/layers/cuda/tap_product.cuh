@@ -87,7 +87,7 @@ class TapLoader {
     for (int i = 0; i < kLeft; ++i) {
       const RowAt at(tile.row + row + i * kRowStep, a.span);
       row_[i] = at.r + a.first_row;
-      offset_[i] = static_cast<int>((at.b * a.from.batch + row_[i] * a.from.row) / kUnit);
+      offset_[i] = at.b * a.from.batch + row_[i] * a.from.row;
       if (tile.row + row + i * kRowStep >= a.all_rows) row_[i] = kNowhere;
     }
 #pragma unroll
@@ -107,7 +107,7 @@ class TapLoader {
       const auto r = static_cast<unsigned>(row_[i] + step.tap);
       const bool in = live && r < static_cast<unsigned>(a_.from_rows);
       ptx::cp_async_16(s_left + Shape::Left::offset(row + i * kRowStep, piece),
-                       in ? from + int64_t{offset_[i]} * kUnit : from_, in ? 16 : 0);
+                       in ? from + offset_[i] : from_, in ? 16 : 0);
     }
   }
 
@@ -127,13 +127,13 @@ class TapLoader {
 
  private:
   static constexpr int kNowhere = -(1 << 30);
-  static constexpr int kUnit = 8;  // elements that rows begin on multiples of
   const TapProduct& a_;
   const TapBlock& block_;
   const TileAt& tile_;
   const T* from_;
-  int offset_[kLeft], row_[kLeft];  // of `from`, without the tap
-  int low_[kRight];                 // the first channel of the group that a column is of
+  int64_t offset_[kLeft];  // of `from`, without the tap
+  int row_[kLeft];
+  int low_[kRight];  // the first channel of the group that a column is of
 };
 
 // Sums to shared memory, where rows and heads are whole.

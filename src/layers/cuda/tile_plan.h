@@ -5,15 +5,19 @@
 
 namespace fovea::layers::cuda {
 
-// Whether the kernels of tiles take a layer, if its weights fit.
+// Whether the kernels of tiles take a layer, if its weights fit. By sizes alone, as a plan knows
+// them.
 inline bool may_be_tiled(const Prologue& p, const Sizes& s, const Rotation& rotation) {
   if (p.z.dtype == DType::kF32 || !p.convolve || s.dim != kTileDim) return false;
   if (p.first.taps != kTileTaps || p.second.taps != kTileTaps) return false;
   if (p.first.blocks != 2 || p.first.block[0].group != kTileDim) return false;
   if (p.second.block[0].group != p.second.block[0].channels) return false;
   if (p.first.block[0].bias.given() || p.second.block[0].bias.given()) return false;
-  return weights_begin_on_16_bytes(p.first) && weights_begin_on_16_bytes(p.second) &&
-         TileTurns::takes(rotation);
+  return TileTurns::takes(rotation);
+}
+
+inline bool weights_begin_on_16_bytes(const Prologue& p) {
+  return weights_begin_on_16_bytes(p.first) && weights_begin_on_16_bytes(p.second);
 }
 
 // The weights that a block holds of `own` heads of q, from the beginning of shared memory on; gives
@@ -39,8 +43,9 @@ inline int set_tile_weights(const Prologue& p, bool backward, int own, TileWeigh
   return bytes;
 }
 
-// How tiles, heads and weights are cut among blocks; whether a pass goes this way. As many blocks
-// share a tile as there are multiprocessors for, and more where their weights do not fit otherwise.
+// How tiles, heads and weights are cut among blocks; whether a pass goes this way, if its weights
+// begin on 16 bytes. As many blocks share a tile as there are multiprocessors for, and more where
+// their weights do not fit otherwise.
 inline bool cut_tiles(const Prologue& p, const Sizes& s, const Rotation& rotation, bool backward,
                       Tiled& t) {
   if (!may_be_tiled(p, s, rotation)) return false;
@@ -72,7 +77,7 @@ inline bool cut_tiles(const Prologue& p, const Sizes& s, const Rotation& rotatio
 // Sets what both passes have, where they go this way.
 inline bool set_tiles(const Prologue& p, const Sizes& s, const Rotation& rotation, bool backward,
                       Tiled& t) {
-  if (!cut_tiles(p, s, rotation, backward, t)) return false;
+  if (!weights_begin_on_16_bytes(p) || !cut_tiles(p, s, rotation, backward, t)) return false;
   t.settled = p.settled;
   t.begins = p.begins;
   t.q_len = s.q_len;
