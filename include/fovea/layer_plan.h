@@ -22,9 +22,11 @@ enum class LayerUse {
 
 // Sizes that every call of a plan has.
 struct LayerShape {
+  static constexpr int64_t kAsQuery = -1;
+
   int64_t batch = 0;
   int64_t q_len = 0;
-  int64_t kv_len = 0;  // MultiHeadAttention: tokens of key and value; 0: q_len
+  int64_t kv_len = kAsQuery;  // MultiHeadAttention: tokens of key and value; kAsQuery: q_len
   LayerUse use = LayerUse::kInference;
   bool masked = false;  // calls bring a mask
   // Results lend their memory: until it is written, a result may hold what would lie in the

@@ -48,6 +48,20 @@ Views views_of(const char* name, std::vector<Viewed>& list) {
   return views;
 }
 
+// Weights of convolutions are read as they lie when they are dense.
+Views weights_of(std::vector<Viewed>& list) {
+  Views views = views_of("weights", list);
+  for (size_t i = 0; i < list.size(); ++i) {
+    const TensorView& w = views[i];
+    if (w.rank != 3) continue;
+    const int64_t taps = w.sizes[2];
+    if (w.strides[1] == taps && w.strides[0] == w.sizes[1] * taps) continue;
+    make_view_of_copy("weights", list[i]);
+    views[i] = list[i].view;
+  }
+  return views;
+}
+
 // A tensor [batch, rows, width] that is read by products. A GPU's walk rows that lie apart, and sum
 // a gradient of weights over those of all members only where these follow each other alike: what
 // does not (the gradient of a sum, a batch that is not first) is copied. The CPU's walk anything.
@@ -67,7 +81,7 @@ void make_rows_view(const char* name, Viewed& of, LayerUse use) {
 // none is left out.
 struct Call {
   Call(LayerRequest& r, LayerUse use, bool lends = true, bool spends = false)
-      : weights(views_of("weights", r.weights)) {
+      : weights(weights_of(r.weights)) {
     make_rows_view("query", r.query, use);
     make_rows_view("key", r.key, use);
     make_rows_view("value", r.value, use);
@@ -85,7 +99,7 @@ struct Call {
                                ", must be 3");
     }
     shape.batch = query.sizes[0], shape.q_len = query.sizes[1];
-    shape.kv_len = keys.given() ? keys.sizes[1] : 0;
+    if (keys.given()) shape.kv_len = keys.sizes[1];
     shape.use = use;
     shape.masked = inputs.mask.given();
     shape.lends = lends;

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -49,17 +50,22 @@ def run_layer_cached(
     inputs: LayerInputs, weights: list[Tensor], options: str, cache: list[Tensor], length: int
 ) -> Tensor:
     """The output of torch.ops.fovea.layer_cached, which writes its tokens into the cache's tensors."""
-    if _needs_gradient(inputs, weights):
-        raise RuntimeError("fovea.nn: a call with a cache has no gradient; make it under torch.no_grad()")
+    refuse_gradient((*inputs, *weights))
     if torch.compiler.is_compiling():
         return layer_cached(*inputs, weights, None, options, cache, length)
     with below_autograd():
         return layer_cached(*inputs, weights, None, options, cache, length)
 
 
+def refuse_gradient(tensors: Iterable[Tensor | None]) -> None:
+    """Of a call with a cache."""
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        raise RuntimeError("fovea.nn: a call with a cache has no gradient; make it under torch.no_grad()")
+
+
 def check_options(options: str) -> None:
     """Raises what a call with these options would, whatever its sizes."""
-    _layer_saved_bytes(options, -1, 1, 1, 0)
+    _layer_saved_bytes(options, -1, 1, 1, _AS_QUERY)
 
 
 def _needs_gradient(inputs: LayerInputs, weights: list[Tensor]) -> bool:
@@ -72,17 +78,19 @@ def _needs_gradient(inputs: LayerInputs, weights: list[Tensor]) -> bool:
 
 # The library rounds each tensor that it saves up to this; it saves fewer than 16.
 _ALIGNMENT, _MOST_SAVED = 64, 16
+_AS_QUERY = -1  # fovea/layer_plan.h: as many keys as queries
 
 
 def _room_for_saved(options: str, inputs: LayerInputs) -> int:
     """At least the bytes that a backward pass needs. The sizes of a graph may be symbols: then by a formula of them."""
     query, key = inputs.query, inputs.value if inputs.key is None else inputs.key
-    kv_len = 0 if key is None else key.shape[1]
+    kv_len = _AS_QUERY if key is None else key.shape[1]
     sizes = (query.shape[0], query.shape[1], kv_len)
     if not torch.compiler.is_compiling() and all(isinstance(size, int) for size in sizes):
         return max(_saved_bytes(options, query.get_device(), *sizes), 1)  # 0 would mean that there is no backward
     fixed, per_query, per_key = _saved_bytes_per(options, query.get_device(), key is not None)
-    return query.shape[0] * (fixed + per_query * query.shape[1] + per_key * kv_len) + _ALIGNMENT * _MOST_SAVED
+    of_keys = 0 if key is None else per_key * kv_len
+    return query.shape[0] * (fixed + per_query * query.shape[1] + of_keys) + _ALIGNMENT * _MOST_SAVED
 
 
 _saved_bytes = functools.lru_cache(maxsize=1024)(_layer_saved_bytes)
@@ -100,7 +108,7 @@ def _measure_saved_bytes(options: str, device: int, cross: bool) -> tuple[int, i
     batch = _ALIGNMENT
 
     def at(q_len: int, kv_len: int) -> int:
-        return _layer_saved_bytes(options, device, batch, q_len, kv_len if cross else 0) // batch
+        return _layer_saved_bytes(options, device, batch, q_len, kv_len if cross else _AS_QUERY) // batch
 
     per_query = at(2, 1) - at(1, 1)
     per_key = at(1, 2) - at(1, 1)

@@ -18,9 +18,9 @@ Status check_ccgqa_options(const CcgqaOptions& o, const LayerShape& shape) {
   if (check.ok()) check.multiple("num_heads", o.num_heads, "num_kv_heads", o.num_kv_heads);
   check.is(o.head_dim >= 1, "head_dim", show(o.head_dim),
            "be at least 1; hydra takes embed_dim / compression / num_heads, which must be whole");
+  check.channels("head_dim", o.head_dim, 1);
   check.shape(shape, o.max_seq_len);
-  check.is(shape.kv_len == 0 || shape.kv_len == shape.q_len, "shape.kv_len", show(shape.kv_len),
-           "be 0 or q_len = " + show(shape.q_len) + ": this layer attends to query itself");
+  check.attends_to_itself(shape);
   const auto known = [&](const char* name, auto value, auto last) {
     const auto n = static_cast<int64_t>(value);
     check.is(n >= 0 && n <= static_cast<int64_t>(last), name, show(n),
@@ -42,8 +42,11 @@ Status check_ccgqa_options(const CcgqaOptions& o, const LayerShape& shape) {
   if (o.rope) check.rope(o.rotary, o.head_dim);
   check.extent("weights.qkv", {3, o.num_heads, o.head_dim, o.embed_dim});
   check.extent("weights.q_conv2", {o.num_heads, o.head_dim, o.num_heads, o.head_dim, kMostTaps});
-  check.extent("activations", {std::max<int64_t>(1, shape.batch),
-                               std::max({int64_t{1}, shape.q_len, o.max_seq_len}), 3, o.num_heads,
+  if (!check.ok()) return check.status();
+  constexpr int64_t kMostRows = int64_t{1} << 57;                // far more than are taken
+  const int64_t beyond = 2 * (o.conv_taps[0] + o.conv_taps[1]);  // rows that convolutions reach
+  const int64_t rows = std::min(std::max(shape.q_len, o.max_seq_len), kMostRows) + beyond;
+  check.extent("activations", {std::max<int64_t>(1, shape.batch), rows, 3, o.num_heads,
                                std::max(o.head_dim, o.embed_dim)});
   if (check.ok() && o.value_shift) {
     check.is(o.num_kv_heads * o.head_dim % 2 == 0, "num_kv_heads * head_dim",

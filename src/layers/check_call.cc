@@ -8,20 +8,22 @@
 
 namespace fovea::layers {
 
-CallCheck::Name CallCheck::full(const char* name) const {
+CallCheck::Name CallCheck::named(const char* name, const char* prefix) {
   Name both;
-  std::snprintf(both.text.data(), both.text.size(), "%s%s", prefix_, name);
+  std::snprintf(both.text.data(), both.text.size(), "%s%s", prefix, name);
   return both;
+}
+
+void CallCheck::remember(const Name& name, const TensorView& t, Access access) {
+  const bool written = access == Access::kWrite;
+  seen_[count_] = {name, t, written, written && lends_};
+  if (count_ + 1 < kMost) ++count_;
 }
 
 void CallCheck::check(const char* name, const TensorView& t, Dims dims, Access access) {
   if (!ok()) return;
-  Seen& seen = seen_[count_];
-  seen.name = full(name);
-  seen.view = t;
-  seen.written = access == Access::kWrite;
-  seen.lent = seen.written && lends_;
-  const char* const text = seen.name.text.data();
+  const Name both = full(name);
+  const char* const text = both.text.data();
   if (!t.given()) return note(refuse(call_, text, "not given", must_be_given()));
   TensorRule rule;
   rule.call = call_;
@@ -32,13 +34,13 @@ void CallCheck::check(const char* name, const TensorView& t, Dims dims, Access a
   rule.access = access;
   rule.set_dims(dims);
   note(check_tensor(t, rule));
-  if (ok() && seen.lent) check_lent(text, t);
-  if (count_ + 1 < kMost) ++count_;
+  if (ok() && access == Access::kWrite && lends_) check_lent(text, t);
+  remember(both, t, access);
 }
 
 void CallCheck::check_lent(const char* name, const TensorView& t) {
   int64_t dense = 1;
-  for (int i = t.rank - 1; i >= 0; --i) {
+  for (int i = t.elements() > 0 ? t.rank - 1 : -1; i >= 0; --i) {  // nothing lies anywhere
     const auto d = static_cast<size_t>(i);
     if (t.sizes[d] > 1 && t.strides[d] != dense) {
       return note(refuse(
@@ -118,6 +120,7 @@ void CallCheck::mask(const TensorView& t, bool wanted, const LayerShape& shape, 
         {{"batch", shape.batch}, {"num_heads", heads}, {"q_len", shape.q_len}, {"keys", keys}});
   }
   note(check_tensor(t, rule));
+  remember(named("mask"), t, Access::kRead);
 }
 
 void CallCheck::positions(const char* name, const TensorView& t, int64_t batch, int64_t count) {
@@ -132,6 +135,7 @@ void CallCheck::positions(const char* name, const TensorView& t, int64_t batch, 
   rule.last_stride = LastStride::kAny;
   rule.set_dims({{"batch", batch}, {"tokens", count}});
   note(check_tensor(t, rule));
+  remember(named(name), t, Access::kRead);
 }
 
 void CallCheck::cache(const LayerCache* cache, const LayerShape& shape, int64_t max_seq_len) {

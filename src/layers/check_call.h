@@ -79,7 +79,9 @@ class CallCheck {
   struct Name {
     std::array<char, 48> text{};
   };
-  Name full(const char* name) const;
+  static Name named(const char* name, const char* prefix = "");
+  Name full(const char* name) const { return named(name, prefix_); }
+  void remember(const Name& name, const TensorView& t, Access access);
   void check(const char* name, const TensorView& t, Dims dims, Access access);
   void check_lent(const char* name, const TensorView& t);
 

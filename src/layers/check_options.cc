@@ -57,7 +57,8 @@ void OptionCheck::dtype(DType dtype) {
 void OptionCheck::shape(const LayerShape& shape, int64_t max_seq_len) {
   at_least("shape.batch", shape.batch, 0);
   at_least("shape.q_len", shape.q_len, 0);
-  at_least("shape.kv_len", shape.kv_len, 0);
+  is(shape.kv_len >= 0 || shape.kv_len == LayerShape::kAsQuery, "shape.kv_len", show(shape.kv_len),
+     "be at least 0, or kAsQuery (-1)");
   at_least("max_seq_len", max_seq_len, 0);
   const bool known = shape.use == LayerUse::kInference || shape.use == LayerUse::kTraining ||
                      shape.use == LayerUse::kCached;
@@ -69,6 +70,18 @@ void OptionCheck::shape(const LayerShape& shape, int64_t max_seq_len) {
      show(max_seq_len),
      "be in " + show(std::max<int64_t>(1, tokens)) + "..2147483647 for a cache: a call adds " +
          show(tokens) + " tokens");
+}
+
+void OptionCheck::attends_to_itself(const LayerShape& shape) {
+  is(shape.kv_len == LayerShape::kAsQuery || shape.kv_len == shape.q_len, "shape.kv_len",
+     show(shape.kv_len),
+     "be kAsQuery (-1) or q_len = " + show(shape.q_len) + ": this layer attends to query itself");
+}
+
+void OptionCheck::channels(const char* name, int64_t value, int64_t least) {
+  constexpr int64_t kMost = INT32_MAX;
+  is(value >= least && value <= kMost, name, show(value),
+     "be in " + show(least) + ".." + show(kMost));
 }
 
 void OptionCheck::rope(const RopeOptions& rope, int64_t dim) {
@@ -118,15 +131,17 @@ Mask mask_of(bool causal, int64_t sliding_window) {
 }
 
 int64_t head_dim_of(const LayerOptions& o, OptionCheck& check) {
-  check.at_least("head_dim", o.head_dim, 0);
+  check.channels("head_dim", o.head_dim, 0);
   if (!check.ok() || o.head_dim > 0) return o.head_dim;
   check.multiple("embed_dim", o.embed_dim, "num_heads", o.num_heads);
-  return check.ok() ? o.embed_dim / o.num_heads : 0;
+  if (!check.ok()) return 0;
+  check.channels("embed_dim / num_heads", o.embed_dim / o.num_heads, 1);
+  return o.embed_dim / o.num_heads;
 }
 
 LayerShape with_kv_len(const LayerShape& shape) {
   LayerShape full = shape;
-  if (full.kv_len == 0) full.kv_len = full.q_len;
+  if (full.kv_len == LayerShape::kAsQuery) full.kv_len = full.q_len;
   return full;
 }
 

@@ -19,6 +19,9 @@ class OptionCheck {
 
   void dtype(DType dtype);
   void shape(const LayerShape& shape, int64_t max_seq_len);
+  void attends_to_itself(const LayerShape& shape);
+  // As many as sums of a few of them can hold.
+  void channels(const char* name, int64_t value, int64_t least);
   void rope(const RopeOptions& rope, int64_t dim);
   void window(int64_t sliding_window);
   void scale(const std::optional<double>& softmax_scale);

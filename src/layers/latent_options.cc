@@ -22,8 +22,7 @@ bool can_absorb(const LatentOptions& o) {
 
 LatentSizes latent_sizes(const LatentOptions& o, const LayerShape& shape, OptionCheck& check) {
   check.common(o, shape);
-  check.is(shape.kv_len == 0 || shape.kv_len == shape.q_len, "shape.kv_len", show(shape.kv_len),
-           "be 0 or q_len = " + show(shape.q_len) + ": this layer attends to query itself");
+  check.attends_to_itself(shape);
   check.is(o.form == LatentForm::kSimple || o.form == LatentForm::kDeepSeek, "form",
            show(static_cast<int64_t>(o.form)), "be kSimple (0) or kDeepSeek (1)");
   check.is(o.decode == LatentDecode::kAuto || o.decode == LatentDecode::kExpanded ||
@@ -32,8 +31,8 @@ LatentSizes latent_sizes(const LatentOptions& o, const LayerShape& shape, Option
            "be kAuto (0), kExpanded (1) or kAbsorbed (2)");
   check.is(o.decode != LatentDecode::kAbsorbed || can_absorb(o), "decode", "kAbsorbed",
            "be kAuto or kExpanded where rope or qk_norm works on whole heads");
-  check.at_least("q_latent", o.q_latent, 0);
-  check.at_least("kv_latent", o.kv_latent, 0);
+  check.channels("q_latent", o.q_latent, 0);
+  check.channels("kv_latent", o.kv_latent, 0);
   LatentSizes s;
   s.embed = o.embed_dim;
   s.heads = o.num_heads;
@@ -48,9 +47,9 @@ LatentSizes latent_sizes(const LatentOptions& o, const LayerShape& shape, Option
              "be kNone (0) with form = kDeepSeek, whose latents are normalised");
     check.is(o.head_dim == 0, "head_dim", show(o.head_dim),
              "be 0 with form = kDeepSeek: nope_dim, rope_dim and v_dim say it");
-    check.at_least("nope_dim", o.nope_dim, 1);
-    check.at_least("rope_dim", o.rope_dim, 1);
-    check.at_least("v_dim", o.v_dim, 1);
+    check.channels("nope_dim", o.nope_dim, 1);
+    check.channels("rope_dim", o.rope_dim, 1);
+    check.channels("v_dim", o.v_dim, 1);
     s.nope = o.nope_dim;
     s.rope = o.rope_dim;
     s.v = o.v_dim;
@@ -59,6 +58,7 @@ LatentSizes latent_sizes(const LatentOptions& o, const LayerShape& shape, Option
     s.nope = s.v = head_dim_of(o, check);
     if (o.position == Position::kRope) check.rope(o.rope, s.nope);
   }
+  if (!check.ok()) return s;
   const int64_t widest = std::max({o.embed_dim, s.q_latent, s.kv_latent});
   check.extent("weights", {2, o.num_heads, std::max(s.qk(), s.v), widest});
   check.extent("activations", {std::max<int64_t>(1, shape.batch),

@@ -101,8 +101,7 @@ Result<LayerPlan<FusedWeights>> make(const GroupedQueryOptions& o, const LayerSh
   check.common(o, shape);
   check.at_least("num_kv_heads", o.num_kv_heads, 1);
   if (check.ok()) check.multiple("num_heads", o.num_heads, "num_kv_heads", o.num_kv_heads);
-  check.is(shape.kv_len == 0 || shape.kv_len == shape.q_len, "shape.kv_len", show(shape.kv_len),
-           "be 0 or q_len = " + show(shape.q_len) + ": this layer attends to query itself");
+  check.attends_to_itself(shape);
   const int64_t head_dim = head_dim_of(o, check);
   if (o.position == Position::kRope) check.rope(o.rope, head_dim);
   check.extent("weights.qkv", {3, o.num_heads, head_dim, o.embed_dim});

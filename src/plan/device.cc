@@ -59,6 +59,14 @@ Result<DeviceInfo> discover(Device device, const PlanOptions& options) {
   if (device.index < 0) {
     return refuse("make_plan", "device.index", show(int64_t{device.index}), must_be_at_least(0));
   }
+  if (options.softmax != SoftmaxRule::kAny && options.softmax != SoftmaxRule::kRunningMax) {
+    return refuse("make_plan", "options.softmax", show(static_cast<int64_t>(options.softmax)),
+                  must("be kAny (0) or kRunningMax (1)"));
+  }
+  if (options.arithmetic != Arithmetic::kExact && options.arithmetic != Arithmetic::kPlain) {
+    return refuse("make_plan", "options.arithmetic", show(static_cast<int64_t>(options.arithmetic)),
+                  must("be kExact (0) or kPlain (1)"));
+  }
   Result<int> threads = thread_count(options.threads, std::getenv("FOVEA_NUM_THREADS"),
                                      options.threads > 0 ? 0 : usable_cores());
   if (!threads.ok()) return threads.status();

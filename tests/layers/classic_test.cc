@@ -208,9 +208,13 @@ TEST(ClassicLayers, SelfAttentionIsMultiHeadAttentionOfOneInput) {
 TEST(ClassicLayers, EmptyBatchesAndSequencesAreLegal) {
   auto options = small_options<GroupedQueryOptions>();
   options.num_kv_heads = 2;
-  for (const auto& [batch, len] : {std::pair<int64_t, int64_t>{0, 4}, {2, 0}}) {
-    auto plan = make_layer(options, {.batch = batch, .q_len = len, .use = LayerUse::kTraining},
-                           Device::cpu());
+  for (const auto& [batch, len, lends] : {std::tuple<int64_t, int64_t, bool>{0, 4, false},
+                                          {2, 0, false},
+                                          {0, 4, true},
+                                          {2, 0, true}}) {
+    const LayerShape shape{
+        .batch = batch, .q_len = len, .use = LayerUse::kTraining, .lends = lends};
+    auto plan = make_layer(options, shape, Device::cpu());
     ASSERT_TRUE(plan.ok()) << plan.status().message();
     TensorStore store;
     LayerInputs in;
@@ -220,6 +224,58 @@ TEST(ClassicLayers, EmptyBatchesAndSequencesAreLegal) {
     EXPECT_EQ(sum_abs(trial.back.dweights.qkv), 0);
     EXPECT_EQ(sum_abs(trial.back.dweights.out_bias), 0);
   }
+}
+
+// Of an input wider than the products' shared scratch has columns.
+TEST(ClassicLayers, NoTokensOfAWideInput) {
+  constexpr int64_t kWide = 65600;
+  MultiHeadOptions options;
+  options.embed_dim = kWide;
+  options.num_heads = 1;
+  options.head_dim = 2;
+  options.bias = false;
+  auto plan =
+      make_layer(options, {.batch = 1, .q_len = 0, .use = LayerUse::kTraining}, Device::cpu());
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  TensorStore store(DType::kF32);
+  LayerInputs in;
+  in.query = store.blank({1, 0, kWide});
+  const TensorView inner = store.blank({2, kWide});
+  MultiHeadWeights weights;
+  weights.q = weights.k = weights.v = inner;
+  weights.out = store.blank({kWide, 2});
+  Trial<MultiHeadWeights> trial(*plan, store, in, weights);
+  trial.run();
+  EXPECT_EQ(sum_abs(trial.back.dweights.q), 0);
+  EXPECT_EQ(sum_abs(trial.back.dweights.out), 0);
+}
+
+// A query that meets no key gives what attention to nothing does: zeros, and the bias of the
+// output.
+TEST(ClassicLayers, NoKeysAreLegal) {
+  auto options = small_options<MultiHeadOptions>();
+  auto plan = make_layer(options, {.batch = 2, .q_len = 3, .kv_len = 0, .use = LayerUse::kTraining},
+                         Device::cpu());
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  TensorStore store;
+  LayerInputs in;
+  in.query = store.wave({2, 3, kEmbed}, .37, .11, 1);
+  in.key = store.blank({2, 0, kEmbed});
+  MultiHeadWeights weights;
+  const int64_t width = options.num_heads * options.head_dim;
+  for (TensorView* w : {&weights.q, &weights.k, &weights.v}) *w = store.normal({width, kEmbed}, .3);
+  for (TensorView* b : {&weights.q_bias, &weights.k_bias, &weights.v_bias}) {
+    *b = store.normal({width}, .3);
+  }
+  weights.out = store.normal({kEmbed, width}, .3);
+  weights.out_bias = store.normal({kEmbed}, .3);
+  Trial<MultiHeadWeights> trial(*plan, store, in, weights);
+  trial.run();
+  for (int64_t i = 0; i < trial.call.out.elements(); ++i) {
+    EXPECT_EQ(element(trial.call.out, i), element(weights.out_bias, i % kEmbed));
+  }
+  EXPECT_EQ(sum_abs(trial.back.dquery), 0);
+  EXPECT_EQ(sum_abs(trial.back.dweights.k), 0);
 }
 
 }  // namespace

@@ -5,10 +5,35 @@
 
 #include <random>
 
+#include "layers/cpu/rope_table.h"
+
 namespace fovea::layers {
 namespace {
 
 constexpr int64_t kUnit = 256;
+
+TEST(RopeTables, AreSharedByThoseWhoLive) {
+  using cpu::RopeTable;
+  int made = 0;
+  static int* counter = nullptr;
+  counter = &made;
+  const auto table = [](int64_t positions, double base, size_t real_bytes) {
+    cpu::Rotation rotation;
+    rotation.turning = 8, rotation.positions = positions, rotation.base = base;
+    return cpu::rope_table(rotation, real_bytes, [](const cpu::Rotation&, void*) { ++*counter; });
+  };
+  RopeTable one = table(100, 10000, 4), same = table(100, 10000, 4);
+  EXPECT_EQ(one, same);
+  EXPECT_EQ(one->size(), 100u * 8 * 4);
+  EXPECT_EQ(made, 1);
+  EXPECT_NE(table(101, 10000, 4), one);
+  EXPECT_NE(table(100, 500, 4), one);
+  EXPECT_NE(table(100, 10000, 8), one);
+  EXPECT_EQ(made, 4);
+  one.reset(), same.reset();
+  one = table(100, 10000, 4);
+  EXPECT_EQ(made, 5) << "nobody had it any more";
+}
 
 TEST(LayerMemory, ATensorThatWasNotMadeIsNotGiven) {
   MemoryPlan plan(LayerUse::kInference);

@@ -97,6 +97,33 @@ TEST(LayerPrecision, GroupedQuery) {
                         });
 }
 
+// Widths of one and of few: rows of an input then lie as its columns do.
+TEST(LayerPrecision, NarrowLayers) {
+  for (const auto& [embed, dim] :
+       {std::pair<int64_t, int64_t>{1, 1}, {1, 4}, {2, 1}, {4, 1}, {3, 5}}) {
+    SCOPED_TRACE(std::to_string(embed) + " wide, heads of " + std::to_string(dim));
+    MultiHeadOptions o;
+    o.embed_dim = embed;
+    o.num_heads = 1;
+    o.head_dim = dim;
+    o.kdim = o.vdim = embed;
+    const int64_t width = dim;
+    compare<MultiHeadWeights>(o, {.batch = 2, .q_len = 37, .use = LayerUse::kTraining},
+                              [&](TensorStore& store) {
+                                MultiHeadWeights w;
+                                for (TensorView* t : {&w.q, &w.k, &w.v}) {
+                                  *t = store.normal({width, o.embed_dim}, .5);
+                                }
+                                for (TensorView* t : {&w.q_bias, &w.k_bias, &w.v_bias}) {
+                                  *t = store.normal({width}, .1);
+                                }
+                                w.out = store.normal({o.embed_dim, width}, .5);
+                                w.out_bias = store.normal({o.embed_dim}, .1);
+                                return w;
+                              });
+  }
+}
+
 // More columns, rows and depth than one tile, one chunk and one packing of b hold.
 TEST(LayerPrecision, ProductsOfManyTiles) {
   MultiHeadOptions o;

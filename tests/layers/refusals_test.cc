@@ -38,8 +38,10 @@ TEST(LayerRefusals, OptionsOfClassicLayers) {
            Wrong{[](O& o) { o.position = Position::kRope, o.head_dim = 3; },
                  "make_layer: rope.fraction is 1, must turn an even number of channels, 2 or more: "
                  "of 3 it turns 3"},
-           Wrong{[](O& o) { o.head_dim = int64_t{1} << 60; },
-                 "make_layer: weights.qkv is 3 x 4 x 1152921504606846976 x 8, must take less than "
+           Wrong{[](O& o) { o.head_dim = INT64_MAX, o.position = Position::kRope; },
+                 "make_layer: head_dim is 9223372036854775807, must be in 0..2147483647"},
+           Wrong{[](O& o) { o.embed_dim = int64_t{1} << 60, o.head_dim = 2; },
+                 "make_layer: weights.qkv is 3 x 4 x 2 x 1152921504606846976, must take less than "
                  "2^60 bytes as f64"},
        }) {
     GroupedQueryOptions o = good_options();
@@ -59,7 +61,8 @@ TEST(LayerRefusals, ShapesAndCaches) {
   EXPECT_EQ(message({.batch = -1, .q_len = 4}),
             "make_layer: shape.batch is -1, must be at least 0");
   EXPECT_EQ(message({.batch = 1, .q_len = 4, .kv_len = 5}),
-            "make_layer: shape.kv_len is 5, must be 0 or q_len = 4: this layer attends to query "
+            "make_layer: shape.kv_len is 5, must be kAsQuery (-1) or q_len = 4: this layer attends "
+            "to query "
             "itself");
   EXPECT_EQ(message({.batch = 1, .q_len = 4, .use = LayerUse::kCached}),
             "make_layer: max_seq_len is 0, must be in 4..2147483647 for a cache: a call adds 4 "
@@ -85,6 +88,14 @@ TEST(LayerRefusals, OptionsOfCcgqa) {
   o = CcgqaOptions::hydra(64, 4, 2, 2);
   o.conv_taps[1] = 0;
   EXPECT_EQ(message(o), "make_layer: conv_taps is 0, must be in 1..64");
+  o = CcgqaOptions::zaya(2, 1, 1, 2);
+  o.conv_taps[0] = o.conv_taps[1] = 64;
+  o.rope = false;
+  EXPECT_EQ(
+      make_layer(o, {.batch = int64_t{1} << 50, .q_len = 1}, Device::cpu()).status().message(),
+      "make_layer: activations is 1125899906842624 x 257 x 3 x 1 x 2, must take less than 2^60 "
+      "bytes as f64")
+      << "rows that convolutions reach are rows too";
 }
 
 TEST(LayerRefusals, OptionsOfLatent) {
@@ -104,6 +115,21 @@ TEST(LayerRefusals, OptionsOfLatent) {
   EXPECT_EQ(message(o),
             "make_layer: qk_norm is 1, must be kNone (0) with form = kDeepSeek, whose latents are "
             "normalised");
+  o.qk_norm = QkNorm::kNone;
+  o.nope_dim = INT64_MAX;
+  EXPECT_EQ(message(o), "make_layer: nope_dim is 9223372036854775807, must be in 1..2147483647");
+}
+
+TEST(LayerRefusals, OptionsOfPlans) {
+  const auto message = [](const PlanOptions& plan) {
+    return make_layer(good_options(), {.batch = 1, .q_len = 4}, Device::cpu(), plan)
+        .status()
+        .message();
+  };
+  EXPECT_EQ(message({.backend = {}, .arithmetic = static_cast<Arithmetic>(9)}),
+            "make_plan: options.arithmetic is 9, must be kExact (0) or kPlain (1)");
+  EXPECT_EQ(message({.backend = {}, .softmax = static_cast<SoftmaxRule>(-3)}),
+            "make_plan: options.softmax is -3, must be kAny (0) or kRunningMax (1)");
 }
 
 struct Call {
@@ -199,6 +225,11 @@ TEST(LayerRefusals, ResultsThatCannotLend) {
   });
   EXPECT_NE(overlap.find("must not overlap query: the plan's shape lends it"), std::string::npos)
       << overlap;
+  const std::string positions = forward([](Call& c) {
+    c.forward.position_ids =
+        TensorView::contiguous(static_cast<double*>(c.forward.out.data) + 8, DType::kI32, {1, 4});
+  });
+  EXPECT_NE(positions.find("must not overlap position_ids"), std::string::npos) << positions;
 
   const auto backward = [&](const std::function<void(Call&)>& set) {
     Call c;

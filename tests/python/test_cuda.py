@@ -168,6 +168,26 @@ def test_one_query_for_all_of_a_batch():
     assert_same([out.cpu()], [layer(query.expand(len(x), 1, EMBED), x)], room=1e-4)
 
 
+@pytest.mark.parametrize("name", BUILD)
+def test_no_tokens(name):
+    layer = on_gpu(make(name))
+    for batch, length in ((0, 3), (1, 0), (3, 0)):
+        x = tokens(layer, batch, length, device="cuda").requires_grad_()
+        out = layer(x)
+        out.sum().backward()
+        assert out.shape == x.grad.shape == x.shape
+        assert all(not p.grad.any() for p in layer.parameters() if p.grad is not None)
+
+
+def test_no_keys():
+    layer = on_gpu(make("multi head"))
+    query = torch.randn(2, 3, EMBED, device="cuda", requires_grad=True)
+    out = layer(query, torch.randn(2, 0, EMBED, device="cuda"))
+    assert torch.equal(out, layer.o_proj.bias.expand(2, 3, EMBED))
+    out.sum().backward()
+    assert not query.grad.any() and not layer.k_proj.weight.grad.any()
+
+
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("compression", [1, 4])
 @pytest.mark.parametrize("width, heads", [(512, 32), (4096, 32), (12288, 96)])
@@ -178,7 +198,7 @@ def test_room_for_what_is_saved_while_sizes_are_symbols(width, heads, compressio
     fixed, per_token, _ = layer_ops._measure_saved_bytes(line, 0, False)
     for batch, length in [(1, 1), (1, 5), (3, 1), (7, 33), (64, 2), (1, 255), (2, 128), (3, 700), (2, 5000)]:
         room = batch * (fixed + per_token * length) + layer_ops._ALIGNMENT * layer_ops._MOST_SAVED
-        assert room >= layer_ops._saved_bytes(line, 0, batch, length, 0)
+        assert room >= layer_ops._saved_bytes(line, 0, batch, length, layer_ops._AS_QUERY)
 
 
 def test_a_cache_that_would_be_copied_is_refused():

@@ -124,6 +124,67 @@ def test_a_position_of_the_callers(name):
         layer(x[:, :1], cache=caches[0])
 
 
+@pytest.mark.parametrize("position", ["rope", lambda q, k, q_positions, k_positions: (q, k)])
+def test_a_position_of_the_callers_changes_nothing_else(position):
+    """What a call refuses, adds to a cache, records and drops."""
+    layer = fnn.SelfAttention(EMBED, 2, causal=True, dropout=0.5, position=position)
+    x, cache = tokens(layer), layer.make_cache(2, 9)
+    for mask in (torch.ones(2, 9), torch.ones(2, 1), torch.ones(3, 7)):
+        with pytest.raises(RuntimeError, match="mask.(keys|batch) is"):
+            layer(x, mask=mask.bool())
+    with torch.no_grad():
+        first = layer(x[:, :2], cache=cache)
+        assert torch.equal(first, layer(x[:, :2], cache=layer.make_cache(2, 9)))  # nothing is dropped
+        kept = {name: tensor[:, :2].clone() for name, tensor in cache.tensors.items()}
+        with pytest.raises(RuntimeError, match="batch is"):
+            layer(x[:1, :1], cache=cache)
+        with pytest.raises(RuntimeError, match="mask.batch is 3"):
+            layer(x[:, :1], mask=torch.ones(3, 3, dtype=torch.bool), cache=cache)
+    layer.requires_grad_(False).o_proj.requires_grad_(True)
+    with pytest.raises(RuntimeError, match="has no gradient"):
+        layer(x[:, :1], cache=cache)
+    assert cache.length == 2
+    assert all(torch.equal(tensor[:, :2], kept[name]) for name, tensor in cache.tensors.items())
+
+
+def test_positions_of_more_queries_than_keys():
+    seen = []
+
+    def position(q, k, q_positions, k_positions):
+        seen.extend([q_positions.tolist(), k_positions.tolist()])
+        return q, k
+
+    fnn.MultiHeadAttention(EMBED, 2, position=position)(torch.randn(2, 5, EMBED), torch.randn(2, 3, EMBED))
+    assert seen == [[[-2, -1, 0, 1, 2]], [[0, 1, 2]]]
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_no_tokens(name):
+    layer = make(name)
+    for batch, length in ((0, 3), (1, 0), (3, 0)):
+        x = tokens(layer, batch, length).requires_grad_()
+        out = layer(x)
+        out.sum().backward()
+        assert out.shape == x.shape
+        with torch.no_grad():
+            assert layer(x, cache=layer.make_cache(batch, 4)).shape == x.shape
+
+
+def test_no_keys():
+    layer = make("multi head")
+    out = layer(torch.randn(2, 3, EMBED), torch.randn(2, 0, EMBED))
+    same(out, layer.o_proj.bias.expand(2, 3, EMBED))
+
+
+def test_convolutions_of_other_strides():
+    layer = make("ccgqa, hydra")
+    x = tokens(layer)
+    out = layer(x)
+    for conv in (layer.q_conv.conv1, layer.q_conv.conv2):
+        conv.weight = torch.nn.Parameter(conv.weight.detach().transpose(0, 1).contiguous().transpose(0, 1))
+    assert torch.equal(layer(x), out)
+
+
 @pytest.mark.parametrize("name", BUILD)
 def test_gradcheck(name):
     layer = make(name, torch.float64)
@@ -333,6 +394,11 @@ REFUSALS = {
     ),
     "deepseek": (lambda: fnn.LatentAttention.deepseek(32, 4, qk_norm="rmsnorm"), RuntimeError, "qk_norm is 1"),
     "width": (lambda: fnn.CCGQAttention(30, 4, 2), ValueError, "must be a multiple of compression"),
+    "no heads": (lambda: fnn.CCGQAttention(64, 0, 2), ValueError, "num_heads is 0, must be at least 1"),
+    "no compression": (lambda: fnn.CCGQAttention(64, 4, 2, compression=0), ValueError, "compression is 0"),
+    "taps": (lambda: fnn.CCGQAttention(64, 4, 2, conv_taps=(2, 2, 2)), ValueError, "must be two numbers"),
+    "function": (lambda: fnn.LatentAttention(64, 4, position=max), TypeError, "position is a function"),
+    "no latent heads": (lambda: fnn.LatentAttention(64, 0), RuntimeError, "num_heads is 0, must be at least 1"),
     "no room": (lambda: fnn.SelfAttention(32, 4).make_cache(1), ValueError, "max_seq_len is 0"),
 }
 
@@ -349,6 +415,12 @@ def test_calls_are_refused():
     x = tokens(layer)
     with pytest.raises(TypeError, match="mask.dtype is torch.float32"):
         layer(x, mask=torch.zeros(2, 7))
+    with pytest.raises(ValueError, match="mask.shape is .7., must be"):
+        layer(x, mask=torch.ones(7, dtype=torch.bool))
+    with pytest.raises(TypeError, match="position_ids.dtype is torch.float32, must be an integer"):
+        layer(x, position_ids=torch.linspace(0, 1, 7))
+    with pytest.raises(ValueError, match="position of position_ids is 4294967298, must fit in 32 bits"):
+        layer(x, position_ids=torch.arange(7) + 2**32 - 4)
     with pytest.raises(RuntimeError, match="weights.qkv.dtype is f32, must be bf16"):
         layer(x.bfloat16())
     with pytest.raises(TypeError, match="dtype is torch.int64"):

@@ -23,7 +23,7 @@ def call_of(name, *, grad=True, masked=False):
 
 
 def room(call):
-    return torch.ops.fovea.layer_saved_bytes(call[-1], -1, *call[0].shape[:2], 0)
+    return torch.ops.fovea.layer_saved_bytes(call[-1], -1, *call[0].shape[:2], layer_ops._AS_QUERY)
 
 
 @pytest.mark.parametrize("name", BUILD)
@@ -99,7 +99,7 @@ def test_room_for_saved_is_close_above_what_is_needed(name, sizes):
     layer = make(name)
     x = tokens(layer, *sizes)
     line = layer._line + " dtype=f32"
-    needed = torch.ops.fovea.layer_saved_bytes(line, -1, *sizes, 0)
+    needed = torch.ops.fovea.layer_saved_bytes(line, -1, *sizes, layer_ops._AS_QUERY)
     assert needed <= layer_ops._room_for_saved(line, layer_ops.LayerInputs(x)) <= needed + 1024
 
 

@@ -99,6 +99,11 @@ class CCGQAttention(OneInputLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        for name, value in (("compression", compression), ("num_heads", num_heads)):
+            if value < 1:
+                raise ValueError(f"CCGQAttention: {name} is {value}, must be at least 1")
+        if len(conv_taps) != 2:
+            raise ValueError(f"CCGQAttention: conv_taps is {tuple(conv_taps)}, must be two numbers")
         if head_dim is None:
             if embed_dim % (compression * num_heads) != 0:
                 raise ValueError(

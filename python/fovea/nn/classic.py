@@ -30,6 +30,8 @@ class ClassicLayer(AttentionLayer):
         self.position: Any = position if callable(position) else None
         self.causal, self.sliding_window = options.get("causal", False), options.get("sliding_window", 0)
         self.softmax_scale, self.backend = options.get("softmax_scale"), options.get("backend")
+        if self.backend == "auto":
+            self.backend = None
 
     def _project(self, inputs: LayerInputs) -> Sequence[Tensor]:
         """q, k and v, each [batch, tokens, heads * head_dim]."""

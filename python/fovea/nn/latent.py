@@ -78,7 +78,7 @@ class LatentAttention(OneInputLayer):
             sizes.update(nope_dim=nope_dim, rope_dim=rope_dim, v_dim=v_dim)
         else:
             rope_dim = 0
-            nope_dim = v_dim = options.get("head_dim") or embed_dim // num_heads
+            nope_dim = v_dim = options.get("head_dim") or embed_dim // max(num_heads, 1)
         super().__init__("latent", sizes, options)
         self.embed_dim, self.num_heads, self.q_latent, self.kv_latent = embed_dim, num_heads, q_latent, kv_latent
         self.nope_dim, self.rope_dim, self.v_dim = nope_dim, rope_dim, v_dim

@@ -19,6 +19,7 @@ _DTYPES = {
     torch.bfloat16: " dtype=bf16",
     torch.float64: " dtype=f64",
 }
+_INT32 = torch.iinfo(torch.int32)
 _NORMS = {"rmsnorm": nn.RMSNorm, "layernorm": nn.LayerNorm}
 
 
@@ -34,6 +35,10 @@ class AttentionLayer(nn.Module):
         if unknown:
             raise TypeError(f"{type(self).__name__}: {min(unknown)} is not an option of this layer")
         named: dict[str, Any] = {**sizes, **options}
+        if callable(named.get("position")):
+            raise TypeError(f"{type(self).__name__}: position is a function, must be 'none', 'rope' or 'alibi' here")
+        if named.get("backend") == "auto":
+            named["backend"] = None
         self._dropout: float = named.pop("dropout", 0.0)
         self.max_seq_len: int = named.pop("max_seq_len", 0)
         self.batch_first: bool = named.pop("batch_first", True)
@@ -222,6 +227,11 @@ def _score_mask(mask: Tensor | None) -> Tensor | None:
         raise TypeError(
             f"fovea.nn: mask.dtype is {mask.dtype}, must be bool (True takes part) or an integer (not 0)"
         )
+    if mask.dim() not in (2, 3, 4):
+        raise ValueError(
+            f"fovea.nn: mask.shape is {list(mask.shape)}, must be [batch, keys], [batch, tokens, keys] or "
+            "[batch or 1, head or 1, tokens or 1, keys]"
+        )
     if mask.dtype != torch.bool:
         mask = mask != 0
     return mask[:, None] if mask.dim() == 3 else mask
@@ -231,5 +241,14 @@ def _positions(ids: Tensor | None) -> Tensor | None:
     """[batch|1, tokens] int32."""
     if ids is None:
         return None
-    ids = ids.to(torch.int32)
+    if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
+        raise TypeError(f"fovea.nn: position_ids.dtype is {ids.dtype}, must be an integer")
+    if ids.dtype != torch.int32:
+        # A GPU is not waited for to see what they are.
+        if ids.dtype == torch.int64 and ids.is_cpu and ids.numel() > 0 and not torch.compiler.is_compiling():
+            first, last = (int(end) for end in ids.aminmax())
+            if first < _INT32.min or last > _INT32.max:
+                wrong = first if first < _INT32.min else last
+                raise ValueError(f"fovea.nn: a position of position_ids is {wrong}, must fit in 32 bits")
+        ids = ids.to(torch.int32)
     return ids[None] if ids.dim() == 1 else ids

@@ -27,7 +27,7 @@ class LayerOptions(TypedDict, total=False):
     softmax_scale: 1 / sqrt(head_dim) unless given.
     max_seq_len: tokens that a cache has room for unless make_cache is told.
     batch_first: True: tensors are [batch, tokens, width]; False: [tokens, batch, width].
-    backend: an engine by name; the best that takes the problem unless given.
+    backend: an engine by name; "auto", or none given: the best that takes the problem.
     device, dtype: of the parameters, as in torch's layers.
     """
 

@@ -58,10 +58,9 @@ CpuEngine::CpuEngine(const Kernels& kernels, DType dtype, int threads, const Eng
   rotation_.pairing = needs.rope.style == RopeStyle::kHalf ? Pairing::kHalf : Pairing::kInterleaved;
   rotation_.base = needs.rope.base;
   rotation_.positions = needs.turning > 0 ? needs.positions : 0;
-  const int64_t real_bytes = dtype == DType::kF64 ? sizeof(double) : sizeof(float);
-  table_.resize(static_cast<size_t>(rotation_.positions * needs.turning * real_bytes));
-  k_.fill_rotation(rotation_, table_.data());
-  rotation_.table = table_.data();
+  table_ = rope_table(rotation_, dtype == DType::kF64 ? sizeof(double) : sizeof(float),
+                      k_.fill_rotation);
+  rotation_.table = table_->data();
 }
 
 size_t CpuEngine::scratch_bytes() const {

@@ -6,6 +6,7 @@
 
 #include "base/ceil_div.h"
 #include "layers/cpu/kernels.h"
+#include "layers/cpu/rope_table.h"
 #include "layers/engine.h"
 #include "prim/cpu/thread_pool.h"
 
@@ -128,7 +129,7 @@ class CpuEngine final : public LayerEngine {
   const int64_t parts_;
   const int64_t mean_bytes_;
   Rotation rotation_;
-  std::vector<std::byte> table_;
+  RopeTable table_;
 };
 
 Result<std::unique_ptr<const LayerEngine>> make_engine(const DeviceInfo& device, DType dtype,

@@ -121,7 +121,8 @@ class BlockedGemm : GemmOperands<T, M> {
   // would be too few, packing by tile.
   static void run_alone(const Product& m, int threads, const GemmScratch& scratch) {
     if (FewRows::takes(m)) return FewRows::run(m, threads);
-    const int64_t column = packed_bytes(m) / packed_columns(m);
+    const int64_t column =
+        std::max<int64_t>(packed_bytes(m) / packed_columns(m), 1);  // 0: no depth
     const int64_t fit =
         least(static_cast<int64_t>(kPackedScratch) / column / kPackColumns, kMostStrips) *
         kPackColumns;

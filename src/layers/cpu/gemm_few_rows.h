@@ -17,7 +17,9 @@ class FewRowsGemm {
   static constexpr int64_t kColumns = 64;  // of a task
 
  public:
-  static bool takes(const Gemm& g) { return g.batch * g.rows <= kRows && g.b.depth == 1; }
+  static bool takes(const Gemm& g) {
+    return g.batch * g.rows <= kRows && g.a.depth == 1 && g.b.depth == 1;
+  }
 
   // Each column of b is read once, as it lies, and meets every row.
   static void run(const Gemm& m, int threads) {
