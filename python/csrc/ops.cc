@@ -46,9 +46,9 @@ STABLE_TORCH_LIBRARY(fovea, m) {
             .c_str());
   m.def("merge(Tensor[] outs, Tensor[] lses) -> (Tensor out, Tensor lse)");
   // saved is what a backward pass needs, and 0 bytes where none will follow; layer_saved_bytes says
-  // how many (device: -1 is the CPU; kv_len: -1 is q_len). A gradient that is not wanted has no elements. A backward
-  // pass that spends writes over saved: only where nobody will read it again, not even torch's
-  // graphs, which is why no schema says so.
+  // how many (device: -1 is the CPU; kv_len: -1 is q_len). A gradient that is not wanted has no
+  // elements. A backward pass that spends writes over saved: only where nobody will read it again,
+  // not even torch's graphs, which is why no schema says so.
   m.def(("layer(" + kLayer + ", SymInt saved_bytes) -> (Tensor out, Tensor saved)").c_str());
   m.def(("layer_backward(Tensor dout, Tensor saved, " + kLayer +
          ", bool[] wanted, bool spends=False) -> Tensor[]")
