@@ -34,6 +34,17 @@ def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
 
 
+def can_be_looked_at(tensor: Tensor) -> bool:
+    """Whether a call may ask for a tensor's values: it holds some, and asking waits for no GPU and breaks no graph."""
+    return (
+        type(tensor) is Tensor
+        and tensor.is_cpu
+        and not torch.compiler.is_compiling()
+        and not _len_torch_dispatch_stack()
+        and not _are_functorch_transforms_active()
+    )
+
+
 def below_autograd_unless_recorded() -> contextlib.AbstractContextManager:
     """For a backward pass. One that is itself recorded (create_graph=True) takes the registered way, which refuses a
     second derivative when it is asked for: without a record it would silently be zero."""

@@ -5,6 +5,8 @@ import pickle
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 import fovea.nn as fnn
@@ -156,6 +158,33 @@ def test_positions_of_more_queries_than_keys():
 
     fnn.MultiHeadAttention(EMBED, 2, position=position)(torch.randn(2, 5, EMBED), torch.randn(2, 3, EMBED))
     assert seen == [[[-2, -1, 0, 1, 2]], [[0, 1, 2]]]
+
+
+def test_a_cache_takes_no_other_sizes():
+    layer = fnn.MultiHeadAttention(EMBED, 2, position=lambda q, k, q_positions, k_positions: (q, k[:, :, :heads]))
+    query, cache, heads = torch.randn(2, 3, EMBED), layer.make_cache(2, 9), 2
+    with torch.no_grad():
+        with pytest.raises(RuntimeError, match="v.kv_len is 1, must be 3"):
+            layer(query, query, torch.randn(2, 1, EMBED), cache=cache)
+        heads = 1
+        with pytest.raises(RuntimeError, match="k.head_kv is 1, must be 2"):
+            layer(query, cache=cache)
+        assert not any(tensor.any() for tensor in cache.tensors.values())
+        k = torch.randn(2, 4, 2, EMBED // 2)
+        assert all(torch.equal(tensor, k) for tensor in cache.append(k, k))
+    assert cache.length == 4
+
+
+def test_positions_that_nobody_can_look_at():
+    layer = make("self").requires_grad_(False)
+    x, ids = tokens(layer), torch.arange(7)[None] + 3
+    out = layer(x, position_ids=ids)
+    assert torch.equal(make_fx(lambda t, i: layer(t, position_ids=i))(x, ids)(x, ids), out)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert layer(mode.from_tensor(x), position_ids=mode.from_tensor(ids)).shape == x.shape
+    for ids in (torch.tensor([2**40] * 7, dtype=torch.uint64), torch.full((7,), -(2**31) - 1)):
+        with pytest.raises(ValueError, match="must fit in 32 bits"):
+            layer(x, position_ids=ids)
 
 
 @pytest.mark.parametrize("name", BUILD)

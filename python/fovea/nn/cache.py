@@ -22,17 +22,25 @@ class KVCache:
         self.length = 0
         self.room_word = f" max_seq_len={max_seq_len}"  # as the op reads it
 
-    def with_more(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values with these, [batch, new, head, dim], after them. They are the cache's once its length
-        says so."""
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Adds keys and values [batch, new, head, dim], and returns all that there are now."""
+        both = self._with_more(k, v)
+        self.length = both[0].shape[1]
+        return both
+
+    def _with_more(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values with these after them. They are the cache's once its length says so."""
         end = self.length + k.shape[1]
         if end > self.max_seq_len:
             raise RuntimeError(f"KVCache: {end} tokens are too many, there is room for {self.max_seq_len}")
         for name, new in (("k", k), ("v", v)):
-            room = self.tensors[name]
-            if len(new) != len(room):
-                raise RuntimeError(f"KVCache: {name}.batch is {len(new)}, must equal cache.batch = {len(room)}")
-            room[:, self.length : end] = new
+            batch, _, heads, dim = self.tensors[name].shape
+            wanted = (batch, k.shape[1], heads, dim)
+            for what, have, want in zip(("batch", "kv_len", "head_kv", "dim"), new.shape, wanted):
+                if have != want:
+                    raise RuntimeError(f"KVCache: {name}.{what} is {have}, must be {want}")
+        for name, new in (("k", k), ("v", v)):
+            self.tensors[name][:, self.length : end] = new
         return self.tensors["k"][:, :end], self.tensors["v"][:, :end]
 
     def reset(self) -> None:

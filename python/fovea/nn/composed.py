@@ -27,7 +27,7 @@ def run_composed(layer: ClassicLayer, inputs: LayerInputs, cache: KVCache | None
         q, k = layer.q_norm(q), layer.k_norm(k)
     if cache is not None:
         refuse_gradient((q, k, v, *layer.o_proj.parameters()))
-        k, v = cache.with_more(k, v)
+        k, v = cache._with_more(k, v)
     mask = None if inputs.mask is None else _mask_of(inputs.mask, q, k, cache)
     reach = layer.sliding_window - 1 if layer.sliding_window else None
     out = attention(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..eager import can_be_looked_at
 from ..layer_ops import LayerInputs, check_options, run_layer, run_layer_cached
 from ..ops import in_autocast
 from ..settings import draw_seed, tf32_is_allowed
@@ -244,11 +245,10 @@ def _positions(ids: Tensor | None) -> Tensor | None:
     if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
         raise TypeError(f"fovea.nn: position_ids.dtype is {ids.dtype}, must be an integer")
     if ids.dtype != torch.int32:
-        # A GPU is not waited for to see what they are.
-        if ids.dtype == torch.int64 and ids.is_cpu and ids.numel() > 0 and not torch.compiler.is_compiling():
-            first, last = (int(end) for end in ids.aminmax())
-            if first < _INT32.min or last > _INT32.max:
-                wrong = first if first < _INT32.min else last
-                raise ValueError(f"fovea.nn: a position of position_ids is {wrong}, must fit in 32 bits")
+        if torch.iinfo(ids.dtype).max > _INT32.max and ids.numel() > 0 and can_be_looked_at(ids):
+            ends = (ids if ids.dtype == torch.int64 else ids.double()).aminmax()
+            wrong = [int(end) for end in ends if not _INT32.min <= end <= _INT32.max]
+            if wrong:
+                raise ValueError(f"fovea.nn: a position of position_ids is {wrong[-1]}, must fit in 32 bits")
         ids = ids.to(torch.int32)
     return ids[None] if ids.dim() == 1 else ids
